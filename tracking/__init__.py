@@ -1,0 +1,1 @@
+"""Remembers: the journal is the truth, MLflow is the view."""

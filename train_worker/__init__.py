@@ -1,0 +1,1 @@
+"""Runs one candidate and says what happened. megatron is imported only under `train_worker.megatron`."""

@@ -1,0 +1,37 @@
+"""What a worker is asked to do: one trial, complete in itself, sent as JSON."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from search_spaces.candidate import Candidate
+from search_spaces.shapes import ClusterShape, ModelShape, Noun, TrainingShape
+
+
+class TrialJob(Noun):
+    """One trial. Every rank of the gang gets the same job; what differs per rank is in `RankPlace`."""
+
+    trial_id: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    candidate: Candidate
+    model: ModelShape
+    cluster: ClusterShape
+    training: TrainingShape
+    seed: int
+    time_limit_s: PositiveFloat = Field(description="from fork to report, all phases; then the rank is killed: Hung")
+
+    @property
+    def world_size(self) -> int:
+        return self.cluster.workers_per_trial
+
+
+class RankPlace(Noun):
+    """Where one rank process stands in its gang, and how the gang meets (a torch TCPStore at host:port)."""
+
+    rank: int = Field(ge=0)
+    local_rank: int = Field(ge=0)
+    world_size: PositiveInt
+    master_host: str
+    master_port: int = Field(ge=0, description="0 on rank 0: pick a free one and announce it")
+
+
+Phase = Literal["fork", "import", "process_group", "build", "warmup", "measure", "report"]

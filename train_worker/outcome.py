@@ -1,0 +1,129 @@
+"""What happened to a trial. A failed trial is a value: stored, shown, and learned from.
+
+`kind` is the discriminator in JSON. Times are seconds, memory is bytes, a step is one optimizer step.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from search_spaces.candidate import KnobValue
+from search_spaces.shapes import Noun, StackVersions
+
+
+class Fingerprint(Noun):
+    """Stack and hardware as seen on the worker. Holds no host name and no user name."""
+
+    stack: StackVersions
+    python: str
+    device: Literal["cpu", "cuda"]
+    device_name: str = Field(description="GPU name, or the CPU's model name")
+    driver: str | None = None
+    compute_capability: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """12 hex digits: equal for equal stacks and hardware."""
+        import hashlib
+
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+
+
+class StepSample(Noun):
+    """One optimizer step. `loss` is the mean over the global batch; `tokens_per_s` is over all ranks."""
+
+    step_time_s: float
+    tokens_per_s: float
+    loss: float
+    grad_norm: float
+
+
+class PhaseTimes(Noun):
+    """Where a trial's wall time went on rank 0, seconds. All but `warmup_s` and `measure_s` is fixed cost.
+
+    `launch_s` is what the launcher spent around the rank (hand-over, fork, collecting reports), seen from outside.
+    """
+
+    launch_s: float = 0.0
+    import_s: float = 0.0
+    process_group_s: float = 0.0
+    build_s: float = 0.0
+    warmup_s: float = 0.0
+    measure_s: float = 0.0
+    report_s: float = 0.0
+
+    @property
+    def fixed_s(self) -> float:
+        return self.launch_s + self.import_s + self.process_group_s + self.build_s + self.report_s
+
+
+class Measured(Noun):
+    """The trial ran. `warmup` steps are kept for the guard (their losses) and are never timed into a score."""
+
+    kind: Literal["measured"] = "measured"
+    steps: tuple[StepSample, ...]
+    warmup: tuple[StepSample, ...] = ()
+    peak_memory_bytes: int = Field(description="largest over the ranks; on cpu the peak of live tensor bytes")
+    parameter_count: int = Field(description="of the whole model, each parameter once")
+    effective: dict[str, KnobValue] = Field(description="read back from the objects that were built")
+    fingerprint: Fingerprint
+    phases: PhaseTimes
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        return tuple(sample.loss for sample in self.warmup + self.steps)
+
+
+class OutOfMemory(Noun):
+    """`where`: device memory (torch, NCCL's disguises) or host memory (allocator, kernel OOM killer, Ray's monitor)."""
+
+    kind: Literal["out_of_memory"] = "out_of_memory"
+    where: Literal["device", "host"]
+    phase: str
+    detail: str
+    peak_memory_bytes: int | None = None
+
+
+class Rejected(Noun):
+    """Refused before it cost anything, or because what ran was not what was asked for. `rule` is a rule id."""
+
+    kind: Literal["rejected"] = "rejected"
+    rule: str
+    reason: str
+
+
+class Hung(Noun):
+    """No end within the time limit; the gang was killed. `detail` holds the Python stacks where they could be had."""
+
+    kind: Literal["hung"] = "hung"
+    phase: str
+    time_limit_s: float
+    detail: str = ""
+
+
+class Diverged(Noun):
+    """NaN or infinite loss, or a loss away from the baseline on the same data."""
+
+    kind: Literal["diverged"] = "diverged"
+    step: int
+    reason: str
+    losses: tuple[float | None, ...] = ()
+
+
+class Crashed(Noun):
+    """Anything else. `infrastructure`: a lost node or a network fault, retried and never told to the sampler."""
+
+    kind: Literal["crashed"] = "crashed"
+    phase: str
+    detail: str
+    exit_code: int | None = None
+    signal: int | None = None
+    infrastructure: bool = False
+
+
+Outcome = Annotated[
+    Measured | OutOfMemory | Rejected | Hung | Diverged | Crashed,
+    Field(discriminator="kind"),
+]
+OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+OUTCOME_KINDS = ("measured", "out_of_memory", "rejected", "hung", "diverged", "crashed")

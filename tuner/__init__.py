@@ -1,0 +1,1 @@
+"""Decides and composes: sweep files, search, launch, leaderboard, report, command line."""
