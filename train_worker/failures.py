@@ -1,0 +1,83 @@
+"""From an exception inside a rank to an `Outcome`. Text tests only: no torch, ray or megatron is imported.
+
+Sources of the texts: torch's allocator, NCCL's disguises of an out-of-memory (`ncclUnhandledCudaError` with
+"Cuda failure 2" or "Failed to CUDA calloc async", seen after an OOM on an H200), cuBLAS, gloo.
+"""
+
+import traceback
+
+from train_worker.outcome import Crashed, Outcome, OutOfMemory, Rejected
+
+DEVICE_OUT_OF_MEMORY = (
+    "cuda out of memory",
+    "cuda error: out of memory",
+    "cuda failure 2",
+    "cuda failure 'out of memory'",
+    "failed to cuda calloc",
+    "failed to cuda malloc",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "cudaerrormemoryallocation",
+)
+HOST_OUT_OF_MEMORY = (
+    "defaultcpuallocator: can't allocate memory",
+    "defaultcpuallocator: not enough memory",
+    "std::bad_alloc",
+    "cannot allocate memory",
+    "unable to mmap",
+)
+PEER_LOST = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection was likely closed",
+    "broken pipe",
+    "remote process exited",
+    "socket timeout",
+    "timed out waiting",
+    "timed out after",
+    "ncclremoteerror",
+    "connection refused",
+)
+NETWORK = ("address already in use", "eaddrinuse", "no route to host", "failed to connect to")
+# Raised while the objects are built, these say that the stack refuses the configuration.
+REFUSALS = (ValueError, AssertionError, NotImplementedError, ImportError)
+DETAIL_CHARACTERS = 4000
+
+
+def is_collateral(error: BaseException) -> bool:
+    """True where the error only says that another rank went away."""
+    return not _out_of_memory(error) and any(text in _words(error) for text in PEER_LOST)
+
+
+def classify(error: BaseException, phase: str) -> Outcome:
+    """The outcome of a rank that raised `error` in `phase`."""
+    where = _out_of_memory(error)
+    detail = _detail(error)
+    if where == "device":
+        return OutOfMemory(where="device", phase=phase, detail=detail)
+    if where == "host":
+        return OutOfMemory(where="host", phase=phase, detail=detail)
+    if phase == "build" and (isinstance(error, REFUSALS) or "is not divisible by" in str(error)):
+        return Rejected(rule="stack-refuses", reason=f"{type(error).__name__}: {error}"[:DETAIL_CHARACTERS])
+    network = any(text in _words(error) for text in NETWORK) and phase == "process_group"
+    return Crashed(phase=phase, detail=detail, infrastructure=network)
+
+
+def _out_of_memory(error: BaseException) -> str | None:
+    module, words = type(error).__module__, _words(error)
+    if type(error).__name__ == "OutOfMemoryError":
+        return "host" if module.startswith("ray") else "device"
+    if any(text in words for text in DEVICE_OUT_OF_MEMORY):
+        return "device"
+    if isinstance(error, MemoryError) or any(text in words for text in HOST_OUT_OF_MEMORY):
+        return "host"
+    return None
+
+
+def _words(error: BaseException) -> str:
+    return str(error).lower()
+
+
+def _detail(error: BaseException) -> str:
+    """The error and the end of its traceback; the end is what names the call."""
+    return "".join(traceback.format_exception(error))[-DETAIL_CHARACTERS:]

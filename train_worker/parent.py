@@ -1,0 +1,164 @@
+"""The clean parent: one single-threaded process a worker, from which every trial's rank is forked.
+
+Why: importing torch and Megatron-Core costs 7 to 13 s a trial; a fork of a process that has them costs
+milliseconds. A Ray worker cannot be that process: it has threads, and forking it can deadlock. This one has
+exactly one thread and never touches the accelerator, so a child starts with a clean CUDA state.
+
+Protocol: JSON lines. In: {"fork": {...}} as `ForkRequest`. Out: {"ready": ...}, {"forked": pid},
+{"exited": pid, "status": n, "oom_kills": n}. End of input kills the children and ends the parent.
+Run as `python -m train_worker.parent cpu|cuda`.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+from search_spaces.shapes import Noun
+from train_worker.job import RankPlace, TrialJob
+from train_worker.rank import apply_environment, run_rank
+
+PR_SET_PDEATHSIG = 1
+STACKS_SIGNAL = signal.SIGUSR1
+
+
+class ForkRequest(Noun):
+    """One rank to fork. `folder` is on the worker's own disk and exists."""
+
+    job: TrialJob
+    place: RankPlace
+    folder: Path
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux prctl(2)): nothing is left behind."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def oom_kills() -> int:
+    """Kernel OOM kills in this process's memory cgroup so far (cgroup v2, then v1); 0 where it cannot be read."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            file = Path(f"/sys/fs/cgroup{path}/memory.events")
+        elif "memory" in controllers.split(","):
+            file = Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+        else:
+            continue
+        with contextlib.suppress(OSError):
+            counts = dict(entry.split() for entry in file.read_text().splitlines())
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return 0
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def main() -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver; it decides
+    device = sys.argv[1]
+    started = time.perf_counter()
+    from train_worker.megatron.preload import preload
+
+    preload("cuda" if device == "cuda" else "cpu")
+    if threads() != 1:
+        _say(error=f"the clean parent has {threads()} threads after importing; forking it would be unsafe")
+        raise SystemExit(1)
+    gc.collect()
+    gc.freeze()  # children share the parent's pages as long as the collector does not touch them
+    _say(ready=os.getpid(), import_s=time.perf_counter() - started)
+    _serve()
+
+
+def _serve() -> None:
+    """Fork on request and report exits, in one thread: poll() over stdin and one pidfd a child."""
+    poller, children = select.poll(), {}
+    stdin = sys.stdin.fileno()
+    poller.register(stdin, select.POLLIN | select.POLLHUP)
+    pending = b""
+    while True:
+        for descriptor, _ in poller.poll():
+            if descriptor == stdin:
+                chunk = os.read(stdin, 1 << 20)
+                if not chunk:
+                    _kill_all(list(children.values()))
+                    return
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    pid, kills = _fork(ForkRequest.model_validate_json(line)), oom_kills()
+                    watch = os.pidfd_open(pid)
+                    children[watch] = (pid, kills)
+                    poller.register(watch, select.POLLIN)
+                    _say(forked=pid)
+            elif descriptor in children:
+                pid, kills_before = children.pop(descriptor)
+                poller.unregister(descriptor)
+                os.close(descriptor)
+                _, status = os.waitpid(pid, 0)
+                _say(exited=pid, status=status, oom_kills=oom_kills() - kills_before)
+
+
+def _fork(request: ForkRequest) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _become_rank(request)
+        run_rank(request.job, request.place, request.folder)
+        os._exit(0)
+    finally:
+        os._exit(70)  # only reached where no report could be written, such as a full disk
+
+
+def _become_rank(request: ForkRequest) -> None:
+    """Own session and process group, own log, own environment, own memory limit; first to go if memory runs out."""
+    os.setsid()
+    die_with_parent()
+    log = os.open(request.folder / f"rank-{request.place.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    stacks = (request.folder / f"rank-{request.place.rank}.stacks").open("w")
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+    apply_environment(request.job, request.place)
+    if request.job.cluster.device == "cpu" and request.job.cluster.memory_bytes is not None:
+        limit = _data_bytes() + request.job.cluster.memory_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _data_bytes() -> int:
+    """Data segment of this process now (imports included), bytes: what the limit must leave room for."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _kill_all(children: list[tuple[int, int]]) -> None:
+    for pid, _ in children:
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _say(**message: object) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

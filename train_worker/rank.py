@@ -1,0 +1,120 @@
+"""One rank of one trial: what the forked process runs, from process group to written report.
+
+Called in a fresh child of the clean parent (`train_worker.parent`), or in process by a Ray Train worker
+(`--isolation job`). Nothing escapes: every exception becomes a report.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from train_worker.failures import classify, is_collateral
+from train_worker.job import RankPlace, TrialJob
+from train_worker.outcome import Measured
+from train_worker.progress import Progress
+from train_worker.rank_report import RankReport
+
+RENDEZVOUS_FILE = "rendezvous"
+
+
+def report_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.json"
+
+
+def progress_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.progress"
+
+
+def write_report(report: RankReport, folder: Path) -> None:
+    """Written whole or not at all: the launcher never reads half a report."""
+    path = report_path(folder, report.rank)
+    partial = path.with_suffix(".tmp")
+    partial.write_text(report.model_dump_json())
+    partial.rename(path)
+
+
+def run_rank(job: TrialJob, place: RankPlace, folder: Path) -> None:
+    """Run one rank in a fresh process and write its report to `folder`."""
+    progress = Progress(progress_path(folder, place.rank))
+    report = guarded(job, place, progress, lambda: _open_process_group(job, place, folder))
+    write_report(report, folder)
+
+
+def guarded(job: TrialJob, place: RankPlace, progress: Progress, open_group: Callable[[], None]) -> RankReport:
+    """Train, and turn whatever happens into a report."""
+    try:
+        with progress.within("import"):
+            from train_worker.megatron.trial import run
+        with progress.within("process_group"):
+            open_group()
+        outcome = run(job, progress)
+        if isinstance(outcome, Measured):
+            outcome = _with_phases(outcome, progress)
+        return RankReport(rank=place.rank, outcome=outcome, phase=progress.phase, step=progress.step)
+    except BaseException as error:  # noqa: BLE001 - a rank must always report; the process ends right after
+        print(f"rank {place.rank} failed in {progress.phase}: {error!r}", file=sys.stderr)
+        return RankReport(
+            rank=place.rank,
+            outcome=classify(error, progress.phase),
+            collateral=is_collateral(error),
+            phase=progress.phase,
+            step=progress.step,
+        )
+
+
+def _with_phases(outcome: Measured, progress: Progress) -> Measured:
+    seconds = {f"{phase}_s": spent for phase, spent in progress.seconds.items()}
+    known = {name: seconds.get(name, 0.0) for name in type(outcome.phases).model_fields if name in seconds}
+    return outcome.model_copy(update={"phases": outcome.phases.model_copy(update=known)})
+
+
+def _open_process_group(job: TrialJob, place: RankPlace, folder: Path) -> None:
+    """Meet the gang over a TCPStore. Rank 0 takes a free port itself and announces it: no port is ever raced for."""
+    import torch
+    import torch.distributed as dist
+
+    limit = timedelta(seconds=job.time_limit_s)
+    if job.cluster.device == "cuda":
+        torch.cuda.set_device(place.local_rank)
+    else:
+        torch.set_num_threads(1)  # ranks share the cores; measured steadier than one thread a core
+    leads = place.rank == 0
+    store = dist.TCPStore(
+        place.master_host, place.master_port, place.world_size, leads, timeout=limit, wait_for_workers=False
+    )
+    if leads:
+        announce(folder, place.master_host, store.port)
+    backend = "nccl" if job.cluster.device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=limit)
+
+
+def announce(folder: Path, host: str, port: int) -> None:
+    partial = folder / f"{RENDEZVOUS_FILE}.tmp"
+    partial.write_text(f"{host} {port}")
+    partial.rename(folder / RENDEZVOUS_FILE)
+
+
+def read_rendezvous(folder: Path) -> tuple[str, int] | None:
+    """Where rank 0 listens, once it has said so."""
+    try:
+        host, port = (folder / RENDEZVOUS_FILE).read_text().split()
+        return host, int(port)
+    except FileNotFoundError:
+        return None
+
+
+def rank_environment(job: TrialJob, place: RankPlace) -> dict[str, str]:
+    """What a rank finds in its environment: the candidate's variables over the launcher's usual ones."""
+    usual = {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "OMP_NUM_THREADS": "1",
+    }
+    return {**usual, **job.candidate.env}
+
+
+def apply_environment(job: TrialJob, place: RankPlace) -> None:
+    os.environ.update(rank_environment(job, place))

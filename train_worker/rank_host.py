@@ -1,0 +1,238 @@
+"""The worker's hand on its ranks: starts the clean parent, forks a rank a trial, watches it, kills it alone.
+
+Lives in a Ray Train worker (`train_worker.entry`) or in any plain process (`train_worker.gang`). One host has
+at most one rank running. Nothing blocks except `start`.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+from train_worker.job import RankPlace, TrialJob
+from train_worker.parent import STACKS_SIGNAL, ForkRequest
+from train_worker.progress import read_progress
+from train_worker.rank import progress_path, read_rendezvous, report_path
+from train_worker.rank_report import KillReason, RankReport
+
+START_LIMIT_S = 180.0
+STACKS_WAIT_S = 0.5
+LOG_TAIL_CHARACTERS = 2000
+
+
+class ParentLost(RuntimeError):
+    """The clean parent did not start or died. The message holds the end of its log."""
+
+
+class RankHost:
+    """`folder`: scratch on this worker's disk, one subfolder a trial. `extra_env`: added to the parent's environment."""
+
+    def __init__(self, device: Literal["cpu", "cuda"], folder: Path, extra_env: dict[str, str] | None = None) -> None:
+        self.device, self.folder = device, folder
+        self.extra_env = extra_env or {}
+        self.import_s = 0.0
+        self._parent: subprocess.Popen[bytes] | None = None
+        self._selector = selectors.DefaultSelector()
+        self._buffer = b""
+        self._messages: list[dict[str, float]] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._job: TrialJob | None = None
+        self._place: RankPlace | None = None
+        self._pid: int | None = None
+        self._killed: KillReason | None = None
+        self._begun = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return self._job is not None
+
+    @property
+    def rank_pid(self) -> int | None:
+        """Process id (and process group id) of the running rank."""
+        return self._pid
+
+    @property
+    def parent_pid(self) -> int | None:
+        return self._parent.pid if self._parent else None
+
+    @property
+    def trial_folder(self) -> Path:
+        assert self._job is not None
+        return self.folder / self._job.trial_id
+
+    def start(self) -> None:
+        """Start the clean parent and wait until it has imported everything. Raises ParentLost."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        env |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONUNBUFFERED": "1"} | self.extra_env
+        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        with (self.folder / "parent.log").open("ab") as log:
+            self._parent = subprocess.Popen(
+                [sys.executable, "-m", "train_worker.parent", self.device],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=env,
+                cwd=self.folder,
+            )
+        assert self._parent.stdout is not None
+        os.set_blocking(self._parent.stdout.fileno(), False)
+        self._selector.register(self._parent.stdout, selectors.EVENT_READ)
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self._messages:
+            self._read(0.2)
+            if time.monotonic() > deadline:
+                self.close()
+                raise ParentLost(f"the clean parent was not ready after {START_LIMIT_S:.0f} s\n{self._parent_log()}")
+        first = self._messages.pop(0)
+        if "ready" not in first:
+            self.close()
+            raise ParentLost(f"{first.get('error', 'unknown')}\n{self._parent_log()}")
+        self.import_s = first["import_s"]
+
+    def begin(self, job: TrialJob, place: RankPlace) -> None:
+        """Fork one rank for `job`. Starts a new parent first if the last one died."""
+        if self.busy:
+            raise RuntimeError(f"rank host is busy with {self.trial_folder.name}")
+        if self._parent is None or self._parent.poll() is not None:
+            self._drop_parent()
+            self.start()
+        self._job, self._place, self._begun = job, place, time.monotonic()
+        shutil.rmtree(self.trial_folder, ignore_errors=True)
+        self.trial_folder.mkdir(parents=True)
+        request = ForkRequest(job=job, place=place, folder=self.trial_folder)
+        assert self._parent is not None
+        assert self._parent.stdin is not None
+        # A parent that has just died breaks the pipe; poll() then finds the end of file and reports it.
+        with contextlib.suppress(BrokenPipeError):
+            self._parent.stdin.write(request.model_dump_json().encode() + b"\n")
+            self._parent.stdin.flush()
+
+    def rendezvous(self) -> tuple[str, int] | None:
+        """Host and port where this host's rank 0 listens, once known."""
+        return read_rendezvous(self.trial_folder) if self.busy else None
+
+    def poll(self, wait_s: float = 0.0) -> RankReport | None:
+        """The report of the running rank once it has ended, else None. Kills a rank past its time limit."""
+        if self._job is None:
+            return None
+        ended = self._ended(wait_s)
+        if ended is None and time.monotonic() - self._begun > self._job.time_limit_s and self._killed is None:
+            self.kill("deadline")
+        return None if ended is None else self._report(ended)
+
+    def kill(self, why: KillReason) -> None:
+        """Kill the rank's whole process group. Its stacks are asked for first where it is past its deadline."""
+        if self._killed is not None or self._pid is None:
+            return
+        self._killed = why
+        if why == "deadline":
+            self._signal(STACKS_SIGNAL, group=False)
+            time.sleep(STACKS_WAIT_S)
+        self._signal(signal.SIGKILL, group=True)
+
+    def close(self) -> None:
+        """Kill the rank, end the parent, remove what ranks left in scratch."""
+        self.kill("stop")
+        self._drop_parent()
+        self._clear()
+
+    def _drop_parent(self) -> None:
+        if self._parent is None:
+            return
+        assert self._parent.stdout is not None
+        assert self._parent.stdin is not None
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self._parent.stdout)
+        with contextlib.suppress(BrokenPipeError):
+            self._parent.stdin.close()
+        try:
+            self._parent.wait(5)
+        except subprocess.TimeoutExpired:
+            self._parent.kill()
+            self._parent.wait()
+        self._parent.stdout.close()
+        self._parent, self._buffer, self._messages = None, b"", []
+
+    def _ended(self, wait_s: float) -> dict[str, float] | None:
+        """The exit message of the running rank; {} where the parent itself is gone."""
+        alive = self._read(wait_s)
+        while self._messages:
+            message = self._messages.pop(0)
+            if "forked" in message:
+                self._pid = int(message["forked"])
+            elif "exited" in message and int(message["exited"]) == self._pid:
+                return message
+        return None if alive else {}
+
+    def _read(self, wait_s: float) -> bool:
+        """Take in what the parent wrote; False once it has closed its end."""
+        if not self._selector.select(wait_s):
+            return True
+        assert self._parent is not None
+        assert self._parent.stdout is not None
+        chunk = os.read(self._parent.stdout.fileno(), 1 << 16)
+        if not chunk:
+            if not any("error" in message for message in self._messages):
+                self._messages.append({})
+            return False
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        self._messages += [json.loads(line) for line in lines]
+        return True
+
+    def _report(self, ended: dict[str, float]) -> RankReport:
+        assert self._place is not None
+        rank, folder, wall_s = self._place.rank, self.trial_folder, time.monotonic() - self._begun
+        phase, step = read_progress(progress_path(folder, rank))
+        status = int(ended.get("status", signal.SIGKILL))
+        how = {
+            "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+            "killed": self._killed,
+            "host_oom_kills": int(ended.get("oom_kills", 0)),
+            "wall_s": wall_s,
+        }
+        found = _read_report(report_path(folder, rank))
+        if found is None:
+            tails = {"stacks": _tail(folder / f"rank-{rank}.stacks"), "log_tail": _tail(folder / f"rank-{rank}.log")}
+            found = RankReport(rank=rank, phase=phase, step=step, **tails)
+        report = found.model_copy(update=how)
+        shutil.rmtree(folder, ignore_errors=True)
+        self._clear()
+        if not ended:
+            self._drop_parent()
+        return report
+
+    def _signal(self, number: signal.Signals, group: bool) -> None:
+        assert self._pid is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if group:
+                os.killpg(self._pid, number)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self._pid, number)
+
+    def _parent_log(self) -> str:
+        return _tail(self.folder / "parent.log")
+
+
+def _read_report(path: Path) -> RankReport | None:
+    try:
+        return RankReport.model_validate_json(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _tail(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]
+    except OSError:
+        return ""
