@@ -1,0 +1,76 @@
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.compare import compare, noise_floor, order, t_quantile
+
+TIMES = st.floats(1e-4, 1e3)
+
+
+@given(st.lists(TIMES, min_size=2, max_size=20))
+def test_identical_series_tie(times: list[float]) -> None:
+    result = compare("a", "b", [(t, t) for t in times])
+    assert result.verdict == "tie"
+    assert result.ratio == result.ratio_low == result.ratio_high == 1.0
+
+
+@given(st.lists(st.tuples(TIMES, TIMES), min_size=2, max_size=20))
+def test_swapping_the_sides_inverts_the_ratio(pairs: list[tuple[float, float]]) -> None:
+    there, back = compare("a", "b", pairs), compare("b", "a", [(b, a) for a, b in pairs])
+    assert there.ratio_low <= there.ratio * (1 + 1e-9)
+    assert there.ratio <= there.ratio_high * (1 + 1e-9)
+    assert math.isclose(there.ratio * back.ratio, 1, rel_tol=1e-9)
+    assert {there.verdict, back.verdict} in ({"tie"}, {"faster", "slower"})
+
+
+@given(st.lists(TIMES, min_size=2, max_size=10), st.floats(0.1, 0.9))
+def test_a_constant_gain_is_faster_whatever_the_rounds_have_in_common(times: list[float], gain: float) -> None:
+    result = compare("a", "b", [(t * gain, t) for t in times])
+    assert result.verdict == "faster"
+    assert math.isclose(result.ratio, gain, rel_tol=1e-6)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    rng, hits, runs = random.Random(7), 0, 2000
+    for _ in range(runs):
+        pairs = [(0.97 * math.exp(rng.gauss(0, 0.02)), math.exp(rng.gauss(0, 0.02))) for _ in range(4)]
+        result = compare("a", "b", pairs)
+        hits += result.ratio_low <= 0.97 <= result.ratio_high
+    assert 0.935 < hits / runs < 0.965  # 3 standard errors around 0.95
+
+
+@pytest.mark.parametrize(("pairs", "ratio"), [([], 1.0), ([(0.5, 1.0)], 0.5), ([(0.5, 1.0), (math.nan, 1.0)], 0.5)])
+def test_fewer_than_two_pairs_prove_nothing(pairs: list[tuple[float, float]], ratio: float) -> None:
+    result = compare("a", "b", pairs)
+    assert result.verdict == "unverified"
+    assert result.ratio == result.ratio_low == result.ratio_high == ratio
+
+
+def test_the_default_against_itself_is_the_same() -> None:
+    assert compare("a", "a", [(1.0, 2.0), (1.0, 2.0)]).verdict == "same"
+
+
+def test_noise_that_hides_the_gain_is_a_tie() -> None:
+    assert compare("a", "b", [(0.90, 1.0), (1.05, 1.0), (0.95, 1.0)]).verdict == "tie"
+
+
+def test_the_order_flips_every_round() -> None:
+    assert [order(i)[0] for i in range(4)] == ["default", "finalist", "default", "finalist"]
+    assert all(set(order(i)) == {"default", "finalist"} for i in range(4))
+
+
+def test_t_quantiles() -> None:
+    assert t_quantile(1) == 12.706
+    assert t_quantile(30) == t_quantile(1000) == 2.042
+
+
+def test_noise_floor_grows_with_the_spread_and_needs_two_repeats() -> None:
+    assert noise_floor([1.0]) is None
+    assert noise_floor([1.0, 1.0, 1.0]) == 0.0
+    calm, wild = noise_floor([1.0, 1.01, 0.99, 1.0]), noise_floor([1.0, 1.1, 0.9, 1.0])
+    assert calm is not None
+    assert wild is not None
+    assert 0.02 < calm < wild

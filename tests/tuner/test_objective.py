@@ -1,0 +1,91 @@
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from search_spaces.shapes import StackVersions
+from train_worker.outcome import Crashed, Diverged, Fingerprint, Measured, PhaseTimes, StepSample
+from tuner.objective import Guard, Objective, judge, score
+
+FINGERPRINT = Fingerprint(
+    stack=StackVersions(megatron_core="0.19.2", torch="2.11.0"), python="3.12", device="cpu", device_name="test"
+)
+
+
+def measured(
+    losses: list[float], times: list[float] | None = None, grad_norm: float = 1.0, warmup: int = 1
+) -> Measured:
+    times = times or [0.1] * len(losses)
+    samples = tuple(
+        StepSample(step_time_s=t, tokens_per_s=100 / t, loss=loss, grad_norm=grad_norm)
+        for t, loss in zip(times, losses, strict=True)
+    )
+    return Measured(
+        steps=samples[warmup:],
+        warmup=samples[:warmup],
+        peak_memory_bytes=1000,
+        parameter_count=10,
+        effective={},
+        fingerprint=FINGERPRINT,
+        phases=PhaseTimes(),
+    )
+
+
+def test_score_is_the_median_of_measured_steps_only() -> None:
+    outcome = measured([1.0] * 4, [9.0, 0.1, 0.2, 0.4])
+    assert score(outcome, Objective()) == 0.2
+    assert score(outcome, Objective(metric="tokens_per_s", direction="maximize")) == 500
+    assert score(outcome, Objective(metric="peak_memory_bytes")) == 1000
+
+
+def test_a_failed_or_unreadable_trial_has_no_score() -> None:
+    assert score(Crashed(phase="build", detail="x"), Objective()) is None
+    assert score(measured([1.0, 1.0], [0.1, math.nan]), Objective()) is None
+    assert score(measured([1.0], warmup=1), Objective()) is None
+
+
+def test_an_objective_that_goes_the_wrong_way_is_refused() -> None:
+    with pytest.raises(ValidationError, match="tokens_per_s is to maximize"):
+        Objective(metric="tokens_per_s", direction="minimize")
+
+
+def test_a_trial_that_follows_the_baseline_passes_unchanged() -> None:
+    outcome = measured([4.0, 3.0, 2.03])
+    assert judge(outcome, measured([4.0, 3.0, 2.0]), Guard()) is outcome
+
+
+def test_loss_away_from_the_baseline_names_step_and_numbers() -> None:
+    verdict = judge(measured([4.0, 3.0, 2.2]), measured([4.0, 3.0, 2.0]), Guard())
+    assert isinstance(verdict, Diverged)
+    assert verdict.step == 2
+    assert "2.2" in verdict.reason
+    assert "10.00%" in verdict.reason
+    assert verdict.losses == (4.0, 3.0, 2.2)
+
+
+def test_warmup_counts_for_the_guard() -> None:
+    verdict = judge(measured([5.0, 3.0], warmup=1), measured([4.0, 3.0], warmup=1), Guard())
+    assert isinstance(verdict, Diverged)
+    assert verdict.step == 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_not_a_number_is_refused_with_and_without_a_reference(bad: float) -> None:
+    for reference in (None, measured([4.0, 3.0])):
+        verdict = judge(measured([4.0, bad]), reference, Guard())
+        assert isinstance(verdict, Diverged)
+        assert verdict.losses == (4.0, None)
+    assert isinstance(judge(measured([4.0], grad_norm=bad), None, Guard()), Diverged)
+
+
+def test_grad_norm_is_compared_only_where_the_guard_says_so() -> None:
+    outcome, reference = measured([4.0], grad_norm=2.0), measured([4.0], grad_norm=1.0)
+    assert judge(outcome, reference, Guard()) is outcome
+    verdict = judge(outcome, reference, Guard(grad_norm_relative_tolerance=0.1))
+    assert isinstance(verdict, Diverged)
+    assert verdict.reason.startswith("grad norm 2 is 100.00% away")
+
+
+def test_a_failed_trial_is_not_judged() -> None:
+    crash = Crashed(phase="build", detail="x")
+    assert judge(crash, measured([1.0]), Guard()) is crash

@@ -1,0 +1,77 @@
+"""Is the finalist faster than the default, or is it noise? Paired, interleaved rounds and an interval. Pure.
+
+Each round measures both, one after the other, in an order that flips from round to round (AB BA AB ...), so a
+machine that slowly warms up or fills up favours neither. The statistic is the log of the ratio of the two medians
+of a round; the 95% interval is Student's t over the rounds' logs, turned back into a ratio. Pairing removes what
+a round has in common; the log makes "x% faster" and "x% slower" the same distance from a tie.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Literal
+
+from tracking.record import Compared
+
+Side = Literal["default", "finalist"]
+
+# Student's t, two-sided 95%, by degrees of freedom 1..30 (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2).
+T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def t_quantile(degrees: int) -> float:
+    """Two-sided 95% point; beyond the table, the table's last row, which is a little too wide: the safe side."""
+    return T_95[min(degrees, len(T_95)) - 1]
+
+
+def order(round_number: int) -> tuple[Side, Side]:
+    """Who is measured first in a round, counted from 0: default first in even rounds, finalist first in odd ones."""
+    return ("finalist", "default") if round_number % 2 else ("default", "finalist")
+
+
+def compare(finalist_id: str, default_id: str, pairs: list[tuple[float, float]]) -> Compared:
+    """`pairs`: (finalist, default) median step times in seconds, one pair a round. Ratio < 1: the finalist is faster.
+
+    "same": both are one candidate. "unverified": fewer than two usable pairs, so there is no interval and
+    `ratio_low` = `ratio_high` = `ratio` (1.0 without any pair). "tie": the interval includes 1.
+    Pairs with a value that is not finite and above zero are left out; `rounds` counts the pairs used.
+    """
+    logs = [math.log(a / b) for a, b in pairs if math.isfinite(a) and math.isfinite(b) and min(a, b) > 0]
+    centre = fmean(logs) if logs else 0.0
+    half = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
+    low, high = math.exp(centre - half), math.exp(centre + half)
+    verdict: Literal["faster", "slower", "tie", "same", "unverified"]
+    if finalist_id == default_id:
+        verdict = "same"
+    elif len(logs) < 2:
+        verdict = "unverified"
+    elif high < 1:
+        verdict = "faster"
+    else:
+        verdict = "slower" if low > 1 else "tie"
+    return Compared(
+        finalist_id=finalist_id,
+        default_id=default_id,
+        rounds=len(logs),
+        ratio=math.exp(centre),
+        ratio_low=low,
+        ratio_high=high,
+        verdict=verdict,
+    )
+
+
+def noise_floor(repeats: Sequence[float]) -> float | None:
+    """A/A: the share by which two single measurements of the *same* candidate differ in 95% of cases.
+
+    `repeats`: median step times (s) of separate trials of one candidate. 0.03 means that a difference of 3%
+    between two trials says nothing. None with fewer than two repeats.
+    """
+    logs = [math.log(value) for value in repeats if math.isfinite(value) and value > 0]
+    if len(logs) < 2:
+        return None
+    # The difference of two draws has sqrt(2) times the spread of one.
+    return math.expm1(t_quantile(len(logs) - 1) * stdev(logs) * math.sqrt(2))

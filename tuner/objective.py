@@ -1,0 +1,95 @@
+"""What a sweep optimises (`Objective`) and what it refuses to call correct (`Guard`); both are parts of a sweep file.
+
+Pure: an `Outcome` goes in, a number or another `Outcome` comes out.
+"""
+
+import math
+from collections.abc import Iterable
+from statistics import median
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from search_spaces.shapes import Noun
+from train_worker.outcome import Diverged, Measured, Outcome
+
+Metric = Literal["step_time_s", "tokens_per_s", "peak_memory_bytes"]
+Direction = Literal["minimize", "maximize"]
+BETTER: dict[Metric, Direction] = {
+    "step_time_s": "minimize",
+    "tokens_per_s": "maximize",
+    "peak_memory_bytes": "minimize",
+}
+
+
+class Objective(Noun):
+    """The metric the search follows: the median over measured steps, or the peak for memory."""
+
+    metric: Metric = "step_time_s"
+    direction: Direction = "minimize"
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "Objective":
+        if self.direction != BETTER[self.metric]:
+            raise ValueError(f"{self.metric} is to {BETTER[self.metric]}, not to {self.direction}")
+        return self
+
+
+class Guard(Noun):
+    """How far a trial may stray from the baseline on the same data, as a share of the baseline's value.
+
+    None: that quantity is not compared. NaN and infinity are always refused.
+    """
+
+    loss_relative_tolerance: float = Field(0.02, gt=0)
+    grad_norm_relative_tolerance: float | None = Field(None, gt=0)
+
+
+def score(outcome: Outcome, objective: Objective) -> float | None:
+    """What the sampler sees, in the metric's own unit; None where the trial did not run or gave no finite number."""
+    if not isinstance(outcome, Measured):
+        return None
+    if objective.metric == "peak_memory_bytes":
+        return float(outcome.peak_memory_bytes)
+    values = [getattr(sample, objective.metric) for sample in outcome.steps]
+    found = median(values) if values and all(map(math.isfinite, values)) else math.nan
+    return found if math.isfinite(found) else None
+
+
+def judge(outcome: Outcome, reference: Measured | None, guard: Guard) -> Outcome:
+    """The outcome itself, or `Diverged` at the first step whose loss or grad norm the guard refuses.
+
+    Steps count from 0 and include warm-up: weights part there already. `reference` is the baseline on the same
+    data; None (the baseline judging itself) leaves only the refusal of NaN and infinity. Where the step counts
+    differ, the steps both have are compared.
+    """
+    if not isinstance(outcome, Measured):
+        return outcome
+    mine = outcome.warmup + outcome.steps
+    theirs = reference.warmup + reference.steps if reference else ()
+    for step, sample in enumerate(mine):
+        base = theirs[step] if step < len(theirs) else None
+        for name, value, expected, tolerance in (
+            ("loss", sample.loss, base.loss if base else None, guard.loss_relative_tolerance),
+            ("grad norm", sample.grad_norm, base.grad_norm if base else None, guard.grad_norm_relative_tolerance),
+        ):
+            if fault := _fault(name, value, expected, tolerance):
+                return Diverged(step=step, reason=fault, losses=finite_or_none(outcome.losses))
+    return outcome
+
+
+def _fault(name: str, value: float, expected: float | None, tolerance: float | None) -> str:
+    if not math.isfinite(value):
+        return f"{name} is {value}"
+    # A reference that is not finite cannot be followed; the baseline is judged first, so it never gets here.
+    if expected is None or tolerance is None or not math.isfinite(expected):
+        return ""
+    if abs(value - expected) <= tolerance * abs(expected):
+        return ""
+    away = abs(value - expected) / abs(expected) if expected else math.inf
+    return f"{name} {value:.6g} is {away:.2%} away from the baseline's {expected:.6g} (allowed: {tolerance:.2%})"
+
+
+def finite_or_none(values: Iterable[float]) -> tuple[float | None, ...]:
+    """JSON has no NaN: what is not a number becomes None."""
+    return tuple(value if math.isfinite(value) else None for value in values)
