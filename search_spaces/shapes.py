@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 class Noun(BaseModel):
     """Base of every datum that crosses a folder or a process: frozen, and unknown fields are an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # "strings": a NaN loss is written as "NaN" and read back; the default writes null, which is no float.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class ModelShape(Noun):
