@@ -1,0 +1,271 @@
+"""What megatron-core 0.19.2 needs to train on CPU under gloo: a reversible shim and a layer spec. Nothing for CUDA.
+
+Megatron writes "cuda" into its calls. `megatron_on_cpu` redirects those calls for as long as it is entered, so that the
+code that runs is Megatron's own GPU path (RNG tracker, DDP buffers, optimizer, schedules), only on CPU tensors.
+`use_cpu_initialization` is not used: with it every EP rank draws the same expert weights
+(tensor_parallel/layers.py `_initialize_affine_weight_cpu` ignores EP).
+
+| row of the shim | call sites in megatron/core that need it |
+|---|---|
+| torch.cuda.current_device | tensor_parallel/layers.py:305,647,1000,1363 mappings.py:145,447; rotary_pos_embedding.py:78; \
+moe/router.py:98; utils.py:715; distributed/param_and_grad_buffer.py:1186; p2p_communication.py:334 |
+| torch.zeros, ones, tensor (device="cuda") | pipeline_parallel/schedules.py:749,1121,2292; optimizer/clip_grads.py:108; \
+transformer/utils.py:39 (causal mask); optimizer/optimizer.py:315,1249; utils.py:1332 |
+| Tensor.type | optimizer/clip_grads.py:174, optimizer.py:1009, distrib_optimizer.py:401 compare with 'torch.cuda.FloatTensor' |
+| Tensor.cuda | language_module.py:307 (tied embeddings with PP) |
+| torch.cuda.get_rng_state, manual_seed; random._get/_set_cuda_rng_state | tensor_parallel/random.py:303-345,490,528. \
+Without `_set` nothing fails: the tracker's forks silently have no effect |
+| torch.cuda.Stream, Event, stream, current_stream, synchronize; Tensor.record_stream | moe/token_dispatcher.py:469,922; \
+shared_experts.py:98,192; param_and_grad_buffer.py:632; p2p_communication.py:419; model_chunk_schedule_plan.py:376 |
+| token_dispatcher.maybe_move_tensor_to_cpu | token_dispatcher.py:927: split sizes become a list only `if tensor.is_cuda` |
+| random.FP8GlobalStateManager and others | random.py:693,740,788,821: CheckpointWithoutOutput(fp8=False) still takes its \
+fp8 branch, which needs Transformer Engine, and compiles C++ to share a storage |
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.tensor_parallel import random as megatron_random
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.moe import token_dispatcher
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.utils._device import _device_constructors
+
+CPU = torch.device("cpu")
+Row = tuple[Any, str, Any]
+
+
+class NullStream:
+    """The only "stream" of a CPU: the calling thread, in program order."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> "NullStream":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NullStream)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or NullEvent()
+
+    def synchronize(self) -> None:
+        pass
+
+
+class NullEvent:
+    """An event that has always happened; `elapsed_time` in milliseconds, as torch's."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.recorded_at = 0.0
+
+    def record(self, *_: Any) -> None:
+        self.recorded_at = time.perf_counter()
+
+    def wait(self, *_: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: "NullEvent") -> float:
+        return (end.recorded_at - self.recorded_at) * 1e3
+
+
+def _cuda_means_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The factory, with device="cuda" read as CPU and any other device left alone ("meta" must keep working)."""
+
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        device = kwargs.get("device")
+        if device is not None and not isinstance(device, int) and torch.device(device).type == "cuda":
+            kwargs["device"] = CPU
+        return factory(*args, **kwargs)
+
+    return make
+
+
+def _tensor_rows() -> list[Row]:
+    real_type = torch.Tensor.type
+
+    def type_as_if_cuda(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        found = real_type(self, dtype, *args, **kwargs)
+        return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
+
+    return [
+        (torch, "zeros", _cuda_means_cpu(torch.zeros)),
+        (torch, "ones", _cuda_means_cpu(torch.ones)),
+        (torch, "tensor", _cuda_means_cpu(torch.tensor)),
+        (torch.Tensor, "cuda", lambda self, *_, **__: self),
+        (torch.Tensor, "type", type_as_if_cuda),
+        (torch.Tensor, "record_stream", lambda self, stream: None),
+    ]
+
+
+def _device_rows() -> list[Row]:
+    stream = NullStream()
+    return [
+        (torch.cuda, "current_device", lambda: CPU),
+        (torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state()),
+        (torch.cuda, "manual_seed", torch.manual_seed),
+        (megatron_random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()),
+        (megatron_random, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state)),
+        (torch.cuda, "Stream", NullStream),
+        (torch.cuda, "Event", NullEvent),
+        (torch.cuda, "current_stream", lambda *_, **__: stream),
+        (torch.cuda, "stream", lambda stream: stream or nullcontext()),
+        (torch.cuda, "synchronize", lambda *_, **__: None),
+    ]
+
+
+def _dispatcher_rows() -> list[Row]:
+    real_move = token_dispatcher.maybe_move_tensor_to_cpu
+
+    def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else real_move(tensor, as_numpy, record_stream)
+
+    return [(token_dispatcher, "maybe_move_tensor_to_cpu", move)]
+
+
+class _NoFp8:
+    """Stands in for Transformer Engine's FP8GlobalStateManager where TE is not installed."""
+
+    @staticmethod
+    def is_fp8_enabled() -> bool:
+        return False
+
+    @staticmethod
+    def get_fp8_recipe() -> None:
+        return None
+
+
+def _recompute_rows() -> list[Row]:
+    if megatron_random.HAVE_TE:
+        return []
+
+    def copy_storage(target: torch.Tensor, source: torch.Tensor) -> None:
+        into, origin = target.untyped_storage(), source.contiguous().untyped_storage()
+        into.resize_(origin.nbytes())
+        into.copy_(origin)
+
+    return [
+        (megatron_random, "FP8GlobalStateManager", _NoFp8),
+        (megatron_random, "activation_recompute_forward", lambda *_, **__: nullcontext()),
+        (megatron_random, "fp8_autocast", lambda *_, **__: nullcontext()),
+        (megatron_random, "_get_share_storage", lambda: copy_storage),
+    ]
+
+
+def shim_rows() -> list[Row]:
+    """Every (owner, attribute, replacement) of the shim."""
+    return _tensor_rows() + _device_rows() + _dispatcher_rows() + _recompute_rows()
+
+
+@contextmanager
+def megatron_on_cpu(without: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Redirect Megatron's CUDA calls to CPU inside the block; everything is put back after it.
+
+    Dispatcher and shared-expert classes keep null streams in class attributes, so a process that has trained on CPU
+    must not train on CUDA afterwards. `without` leaves rows out by attribute name, to prove that each is needed.
+    """
+    _device_constructors()  # an lru_cache of the real factories: filled now, or `with torch.device("meta")` breaks
+    eager = "torch._dynamo" in sys.modules  # megatron was imported without preload("cpu"): do not compile at least
+    log = logging.getLogger("megatron.core.tensor_parallel.random")
+    with ExitStack() as undo:
+        if eager:
+            undo.callback(torch.compiler.set_stance, "default")
+            torch.compiler.set_stance("force_eager")
+        log.addFilter(_not_about_rng)
+        undo.callback(log.removeFilter, _not_about_rng)
+        for owner, name, replacement in shim_rows():
+            if name not in without:
+                _replace(owner, name, replacement, undo)
+        yield
+
+
+def _not_about_rng(record: logging.LogRecord) -> bool:
+    # CPU and "CUDA" generator are one here, so Megatron's check that the tracker left the CPU's alone always warns.
+    return "CPU RNG state changed" not in record.getMessage()
+
+
+def _replace(owner: Any, name: str, replacement: Any, undo: ExitStack) -> None:
+    """Set an attribute and register its restoration; one that was inherited or absent is deleted again."""
+    if name in vars(owner):
+        undo.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        undo.callback(delattr, owner, name)
+    setattr(owner, name, replacement)
+
+
+class LocalNorm(torch.nn.RMSNorm):
+    """RMSNorm that may be used with sequence parallelism, which Megatron's WrappedTorchNorm refuses (torch_norm.py:50).
+
+    The weight carries `sequence_parallel`, so finalize_model_grads sums its gradient over the TP ranks.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+class MlaDotProductAttention(DotProductAttention):
+    """Takes the head sizes MLA passes (multi_latent_attention.py:207), which the local attention's signature lacks."""
+
+    def __init__(
+        self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if v_channels is not None:
+            heads = self.num_attention_heads_per_partition
+            self.hidden_size_per_attention_head = v_channels
+            self.hidden_size_per_partition = v_channels * heads
+
+
+def local_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """Megatron's local spec for one pipeline chunk, with a norm and an attention that run under TP+SP and MLA."""
+    block = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
+    )
+    layers = [_with_local_modules(layer, config) for layer in block.layer_specs]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LocalNorm)
+
+
+def _with_local_modules(layer: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
+    attention = layer.submodules.self_attention
+    inner: dict[str, Any] = {}
+    if config.multi_latent_attention:
+        inner["core_attention"] = MlaDotProductAttention
+    if config.qk_layernorm:
+        names = ("q_layernorm", "kv_layernorm") if config.multi_latent_attention else ("q_layernorm", "k_layernorm")
+        inner |= dict.fromkeys(names, LocalNorm)
+    attention = replace(attention, submodules=replace(attention.submodules, **inner))
+    submodules = replace(
+        layer.submodules, input_layernorm=LocalNorm, pre_mlp_layernorm=LocalNorm, self_attention=attention
+    )
+    return replace(layer, submodules=submodules)

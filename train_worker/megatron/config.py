@@ -1,0 +1,160 @@
+"""A candidate and the fixed shapes -> Megatron's own config objects. Which knob goes to which object is decided here.
+
+A knob has the name of a Megatron-Core 0.19 field and goes to *every* config object that has a field of that name
+(`overlap_param_gather` is in two). Only `OWN_KNOBS` are read by this worker itself. Absent knobs keep Megatron's default.
+"""
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+from search_spaces.candidate import Candidate, KnobValue, modules
+from search_spaces.shapes import ModelShape, TrainingShape
+from train_worker.job import TrialJob
+
+OWN_KNOBS = frozenset({"micro_batch_size"})
+LIST_KNOBS = frozenset({"recompute_modules", "cuda_graph_modules", "offload_modules"})
+NONE_MEANS_OFF = frozenset({"recompute_granularity", "recompute_method", "fp8", "fp4", "moe_router_dtype"})
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by; without its factor TP: see padded_vocabulary
+
+
+@dataclass(frozen=True)
+class MegatronConfigs:
+    """The three objects Megatron is built from, and the batch split. `padded_vocabulary` counts rows."""
+
+    transformer: TransformerConfig
+    ddp: DistributedDataParallelConfig
+    optimizer: OptimizerConfig
+    micro_batch_size: int
+    padded_vocabulary: int
+
+
+def configs_of(job: TrialJob) -> MegatronConfigs:
+    """Raises ValueError for an unknown knob; Megatron's own validation errors pass through."""
+    candidate, training = job.candidate, job.training
+    refuse_unknown(candidate)
+    knobs = {name: megatron_value(name, value) for name, value in candidate.knobs.items()}
+    transformer_class = MLATransformerConfig if job.model.multi_latent_attention else TransformerConfig
+    transformer = transformer_class(
+        **(_model_fields(job.model) | _training_fields(training) | _derived_fields(candidate) | _of(knobs, TransformerConfig))
+    )
+    ddp_fields = {"grad_reduce_in_fp32": training.params_dtype == "bf16"}  # as Megatron-LM with --bf16
+    ddp = DistributedDataParallelConfig(**(ddp_fields | _of(knobs, DistributedDataParallelConfig)))
+    optimizer = OptimizerConfig(**(_optimizer_fields(training) | _of(knobs, OptimizerConfig)))
+    return MegatronConfigs(
+        transformer=transformer,
+        ddp=ddp,
+        optimizer=optimizer,
+        micro_batch_size=int(candidate.knobs.get("micro_batch_size") or 1),
+        padded_vocabulary=padded_vocabulary(job.model.vocab_size, candidate.layout.tensor),
+    )
+
+
+def refuse_unknown(candidate: Candidate) -> None:
+    """ValueError naming the first knob that no Megatron config object has, with the nearest name that exists."""
+    known = OWN_KNOBS.union(*(field_names(owner) for owner in (TransformerConfig, *_OTHER_OWNERS)))
+    for name in candidate.knobs:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise ValueError(f"unknown knob {name!r}" + (f"; nearest: {near[0]!r}" if near else ""))
+
+
+_OTHER_OWNERS: tuple[type, ...] = (DistributedDataParallelConfig, OptimizerConfig)
+
+
+def field_names(owner: type) -> frozenset[str]:
+    """Names of the dataclass fields of a Megatron config class, inherited ones included."""
+    return frozenset(field.name for field in fields(owner))
+
+
+def megatron_value(name: str, value: KnobValue) -> Any:
+    """A knob's value in the type Megatron wants: "core_attn+moe" -> ["core_attn", "moe"], "none" -> None."""
+    if name in LIST_KNOBS:
+        return list(modules(value)) or None
+    if name in NONE_MEANS_OFF and value == "none":
+        return None
+    return value
+
+
+def padded_vocabulary(vocab_size: int, tensor_parallel: int) -> int:
+    """Rows of the embedding: a multiple of 128 and of TP.
+
+    Megatron-LM pads to 128 * TP; padding rows take part in the softmax, so layouts would differ in loss. A multiple of
+    128 is divisible by each TP of 2 to 128, so these layouts share one model.
+    """
+    padded = -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    while padded % tensor_parallel:
+        padded += VOCABULARY_MULTIPLE
+    return padded
+
+
+def _of(knobs: dict[str, Any], owner: type) -> dict[str, Any]:
+    names = field_names(owner)
+    return {name: value for name, value in knobs.items() if name in names}
+
+
+def _model_fields(model: ModelShape) -> dict[str, Any]:
+    """The model's facts, and what all of today's MoE decoders share: RMSNorm, gated SiLU, no linear bias, no dropout."""
+    same = (
+        "num_layers hidden_size num_attention_heads num_query_groups kv_channels ffn_hidden_size num_moe_experts "
+        "moe_router_topk moe_ffn_hidden_size moe_shared_expert_intermediate_size moe_router_score_function "
+        "moe_router_enable_expert_bias qk_layernorm add_qkv_bias layernorm_epsilon multi_latent_attention"
+    ).split()
+    found = {name: getattr(model, name) for name in same}
+    if model.multi_latent_attention:
+        latent = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+        found |= {name: getattr(model, name) for name in latent}
+        found |= {"rope_type": "rope", "rotary_base": model.rotary_base}
+    dense = model.first_dense_layers
+    return found | {
+        "moe_layer_freq": [0] * dense + [1] * (model.num_layers - dense),
+        "moe_router_pre_softmax": model.moe_router_topk == 1 and model.moe_router_score_function == "softmax",
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+
+
+def _training_fields(training: TrainingShape) -> dict[str, Any]:
+    dtype = DTYPES[training.params_dtype]
+    return {
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "moe_router_load_balancing_type": training.moe_router_load_balancing_type,
+        "moe_aux_loss_coeff": training.moe_aux_loss_coeff,
+        "moe_router_force_load_balancing": training.routing == "forced",
+    }
+
+
+def _derived_fields(candidate: Candidate) -> dict[str, Any]:
+    """What follows from the knobs: Megatron-LM's arguments derive batch_p2p_comm the same way (arguments.py)."""
+    layout = candidate.layout
+    derived: dict[str, Any] = {
+        "batch_p2p_comm": not candidate.knobs.get("overlap_p2p_comm", False),
+        "expert_tensor_parallel_size": layout.expert_tensor,
+    }
+    # The schedule sends fixed shapes of [sequence, micro-batch, hidden]; without this the last stage keeps its outputs.
+    return derived | {"deallocate_pipeline_outputs": layout.pipeline > 1}
+
+
+def _optimizer_fields(training: TrainingShape) -> dict[str, Any]:
+    dtype = DTYPES[training.params_dtype]
+    return {
+        "optimizer": training.optimizer,
+        "lr": training.learning_rate,
+        "weight_decay": training.weight_decay,
+        "clip_grad": training.clip_grad,
+        "params_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "sgd_momentum": 0.0 if training.optimizer == "sgd" else 0.9,
+    }

@@ -1,0 +1,93 @@
+"""One optimizer step: Megatron's pipeline schedule forward and backward, gradient reduction, optimizer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_batch_on_this_cp_rank
+
+from train_worker.job import TrialJob
+from train_worker.megatron.config import MegatronConfigs
+from train_worker.megatron.data import TokenSource, indices_of_rank, micro_batches
+from train_worker.megatron.model import Built
+
+
+@dataclass
+class Trainer:
+    """Runs steps on one rank. `seen` is the (micro-batch size, micro-batches) of the last step, as actually run."""
+
+    job: TrialJob
+    configs: MegatronConfigs
+    built: Built
+    indices: list[list[int]]
+    device: torch.device
+    seen: list[int] = field(default_factory=list)
+
+    def batches(self, step: int) -> list[list[torch.Tensor]]:
+        """Tokens of step `step` on the device, one equal list for each model chunk (each reads its own copy)."""
+        job = self.job
+        source = TokenSource(job.seed, job.model.vocab_size, job.training.sequence_length)
+        tokens = [batch.to(self.device) for batch in micro_batches(source, step, self.indices)]
+        return [tokens for _ in self.built.chunks]
+
+    def step(self, batches: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], float]:
+        """Train on one global batch. Returns this rank's micro-batch losses (empty but on the last stage), grad norm."""
+        self.seen = []
+        for chunk in self.built.chunks:
+            chunk.zero_grad_buffer()
+        self.built.optimizer.zero_grad()
+        iterators = [iter(tokens) for tokens in batches]
+        losses = get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self.built.chunks,
+            num_microbatches=len(self.indices),
+            seq_length=self.job.training.sequence_length,
+            micro_batch_size=self.configs.micro_batch_size,
+            forward_only=False,
+        )
+        _, grad_norm, _ = self.built.optimizer.step()
+        return [found["loss"] for found in losses], float("nan") if grad_norm is None else float(grad_norm)
+
+    def _forward(self, iterator: Iterator[torch.Tensor], model: Any, *_: Any) -> tuple[torch.Tensor, Any]:
+        """Megatron's forward_step_func: output of the chunk and the function that makes a loss of the last one's."""
+        text = next(iterator)
+        self.seen.append(text.shape[0])
+        length = text.shape[1] - 1
+        batch = {
+            "tokens": text[:, :-1].contiguous(),
+            "labels": text[:, 1:].contiguous(),
+            "position_ids": torch.arange(length, device=text.device).expand(text.shape[0], length),
+        }
+        if parallel_state.get_context_parallel_world_size() > 1:
+            batch = get_batch_on_this_cp_rank(batch, is_hybrid_cp=False)
+        output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+        return output, _mean_loss
+
+
+def _mean_loss(per_token: torch.Tensor, **_: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss = per_token.float().mean()
+    return loss, {"loss": loss.detach().clone()}  # the schedule scales the loss in place
+
+
+def trainer_of(job: TrialJob, configs: MegatronConfigs, built: Built, device: torch.device) -> Trainer:
+    """Split the global batch. Raises ValueError where micro-batch x data-parallel size does not divide it."""
+    ranks = parallel_state.get_data_parallel_world_size()
+    total, size = job.training.global_batch_size, configs.micro_batch_size
+    if total % (ranks * size):
+        raise ValueError(f"global_batch_size {total} is not divisible by micro_batch_size {size} x data parallel {ranks}")
+    indices = indices_of_rank(total // (ranks * size), size, ranks, parallel_state.get_data_parallel_rank())
+    return Trainer(job, configs, built, indices, device)
+
+
+def global_loss_and_norm(losses: list[torch.Tensor], grad_norm: float, device: torch.device) -> tuple[float, float]:
+    """Mean loss of the global batch and grad norm, equal on every rank; NaN or inf on one rank reaches all. Collective."""
+    last_stage_ranks = torch.distributed.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
+    mine = torch.stack(losses).double().mean().item() / last_stage_ranks if losses else 0.0
+    both = torch.zeros(2, dtype=torch.float64, device=device)
+    both[0], both[1] = mine, grad_norm / torch.distributed.get_world_size()
+    torch.distributed.all_reduce(both)
+    return float(both[0]), float(both[1])

@@ -1,0 +1,130 @@
+"""One trial on one rank: build, warm up, measure, and say what happened.
+
+Called in a process that `preload` prepared, with torch.distributed initialised (and, on cuda, the device set). Divergence
+and a configuration that is not the requested one are answers; every other failure is raised, for `train_worker.failures`.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+
+from train_worker.cpu import megatron_on_cpu
+from train_worker.environment import fingerprint
+from train_worker.job import TrialJob
+from train_worker.megatron.config import configs_of
+from train_worker.megatron.effective import Run, effective_configuration, first_mismatch_of_ranks, mismatch
+from train_worker.megatron.model import Built, build, parameter_count
+from train_worker.megatron.step import Trainer, global_loss_and_norm, trainer_of
+from train_worker.meter import PeakMemory, StepClock
+from train_worker.outcome import Diverged, Measured, PhaseTimes, Rejected, StepSample
+from train_worker.progress import Progress
+
+
+def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
+    """Run the trial. Collective: every rank calls it with the same job and gets an answer of the same kind.
+
+    Raises ValueError for a knob that does not exist or a batch that does not divide, and whatever Megatron or torch
+    raises. `Measured.phases` holds the phases of this rank so far; the caller adds its own.
+    """
+    with megatron_on_cpu() if job.cluster.device == "cpu" else nullcontext(), _model_parallel(job):
+        device = torch.device("cpu" if job.cluster.device == "cpu" else f"cuda:{torch.cuda.current_device()}")
+        with progress.within("build"):
+            configs = configs_of(job)
+            model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True)
+            built = build(job, configs)
+            trainer = trainer_of(job, configs, built, device)
+        steps = _Steps(trainer, progress, StepClock(device), PeakMemory(device))
+        with progress.within("warmup"):
+            diverged = steps.warm_up(job.training.warmup_steps)
+        if diverged:
+            return diverged
+        effective = effective_configuration(job.candidate, Run(built, tuple(trainer.seen)))
+        if differs := first_mismatch_of_ranks(mismatch(job.candidate, effective)):
+            return differs
+        with progress.within("measure"):
+            diverged = steps.measure(job.training.measured_steps)
+        return diverged or _measured(job, progress, steps, built, effective)
+
+
+class _Steps:
+    """The steps of a trial, warm-up first; losses and grad norms of all, times of all (the first are not scored)."""
+
+    def __init__(self, trainer: Trainer, progress: Progress, clock: StepClock, memory: PeakMemory) -> None:
+        self.trainer, self.progress, self.clock, self.memory = trainer, progress, clock, memory
+        self.losses: list[float] = []
+        self.grad_norms: list[float] = []
+
+    def warm_up(self, count: int) -> Diverged | None:
+        for index in range(count):
+            with self.memory.observe() if index == count - 1 else nullcontext():
+                diverged = self._one()
+            if diverged:
+                return diverged
+        return None
+
+    def measure(self, count: int) -> Diverged | None:
+        return next((diverged for _ in range(count) if (diverged := self._one())), None)
+
+    def _one(self) -> Diverged | None:
+        """One step. The exchange of the loss after it is not timed, and lets all ranks start the next one together."""
+        index = len(self.losses)
+        self.progress.at_step(index)
+        batches = self.trainer.batches(index)
+        with self.clock.step():
+            losses, norm = self.trainer.step(batches)
+        loss, norm = global_loss_and_norm(losses, norm, self.trainer.device)
+        self.losses.append(loss)
+        self.grad_norms.append(norm)
+        if math.isfinite(loss) and math.isfinite(norm):
+            return None
+        shown = tuple(value if math.isfinite(value) else None for value in self.losses)
+        return Diverged(step=index, reason=f"loss {loss}, grad norm {norm}", losses=shown)
+
+    def samples(self) -> list[StepSample]:
+        """Collective: the time of a step is that of its slowest rank."""
+        tokens = self.trainer.job.training.tokens_per_step
+        return [
+            StepSample(step_time_s=seconds, tokens_per_s=tokens / seconds, loss=loss, grad_norm=norm)
+            for seconds, loss, norm in zip(self.clock.slowest(), self.losses, self.grad_norms, strict=True)
+        ]
+
+
+def _measured(
+    job: TrialJob, progress: Progress, steps: _Steps, built: Built, effective: dict[str, bool | int | float | str | None]
+) -> Measured:
+    samples, warm = steps.samples(), job.training.warmup_steps
+    seconds = progress.seconds
+    return Measured(
+        steps=tuple(samples[warm:]),
+        warmup=tuple(samples[:warm]),
+        peak_memory_bytes=steps.memory.largest(),
+        parameter_count=parameter_count(built.models),
+        effective=effective,
+        fingerprint=fingerprint(job.cluster.device),
+        phases=PhaseTimes(build_s=seconds["build"], warmup_s=seconds["warmup"], measure_s=seconds["measure"]),
+    )
+
+
+@contextmanager
+def _model_parallel(job: TrialJob) -> Iterator[None]:
+    """Megatron's process groups for this layout; its globals are reset afterwards, so tests can run trials in a row."""
+    layout = job.candidate.layout
+    try:
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tensor,
+            pipeline_model_parallel_size=layout.pipeline,
+            virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
+            context_parallel_size=layout.context,
+            expert_model_parallel_size=layout.expert,
+            expert_tensor_parallel_size=layout.expert_tensor,
+            create_gloo_process_groups=False,
+        )
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        destroy_moe_metrics_tracker()

@@ -1,0 +1,134 @@
+"""Clock and memory of the steps. One interface for CUDA (the allocator's counters) and CPU (live tensor bytes)."""
+
+import gc
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class StepClock:
+    """Wall time of one step on this rank, seconds. On cuda the device is drained before both readings."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: list[float] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        start = self._now()
+        yield
+        self.seconds.append(self._now() - start)
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def slowest(self) -> list[float]:
+        """Per step the largest time over the ranks (a step has ended when its last rank has). Collective."""
+        times = torch.tensor(self.seconds, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(times, op=torch.distributed.ReduceOp.MAX)
+        return [float(seconds) for seconds in times]
+
+
+class LiveBytes(TorchDispatchMode):
+    """Peak of the bytes of live tensor storages while entered: the CPU twin of torch.cuda.max_memory_allocated.
+
+    Deterministic, where RSS is noise (it rose under recompute). Each storage counts once, whatever its views; it is
+    subtracted when freed. Storages alive at the start (weights, gradients, optimizer state) are found through the
+    garbage collector. Slows a step about 1.5 times: enter it for a step that is not timed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._sizes: dict[int, int] = {}
+        self._watchers: dict[int, Any] = {}
+
+    def __enter__(self) -> "LiveBytes":
+        for found in gc.get_objects():
+            if issubclass(type(found), torch.Tensor):
+                self._watch(found)
+        self._real_resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = self._resize
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.UntypedStorage.resize_ = self._real_resize
+        for watcher in self._watchers.values():
+            watcher.detach()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for found in tree_iter(output):
+            if isinstance(found, torch.Tensor):
+                self._watch(found)
+        return output
+
+    def _watch(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size = storage.nbytes()
+        if key not in self._watchers:
+            self._watchers[key] = weakref.finalize(storage, self._forget, key)
+            self._watchers[key].atexit = False
+        self._set_size(key, size)
+
+    def _set_size(self, key: int, size: int) -> None:
+        self.live_bytes += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _forget(self, key: int) -> None:
+        self.live_bytes -= self._sizes.pop(key, 0)
+        del self._watchers[key]
+
+    @property
+    def _resize(self) -> Any:
+        """torch.UntypedStorage.resize_ that also books the new size: recompute frees storages with resize_(0)."""
+
+        def resize(storage: Any, size: int) -> Any:
+            done = self._real_resize(storage, size)
+            if storage._cdata in self._watchers:
+                self._set_size(storage._cdata, storage.nbytes())
+            return done
+
+        return resize
+
+
+class PeakMemory:
+    """Peak memory of this rank, bytes: on cuda from `reset` on, on cpu of the one step run within `observe`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._cpu_peak = 0
+
+    @contextmanager
+    def observe(self) -> Iterator[None]:
+        """Around the last warm-up step: the step that a CPU measures, and after which cuda counts anew."""
+        if self.device.type == "cuda":
+            yield
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return
+        with LiveBytes() as live:
+            yield
+        self._cpu_peak = live.peak_bytes
+
+    def largest(self) -> int:
+        """The largest peak over the ranks, bytes. Collective."""
+        mine = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else self._cpu_peak
+        peak = torch.tensor([mine], dtype=torch.int64, device=self.device)
+        torch.distributed.all_reduce(peak, op=torch.distributed.ReduceOp.MAX)
+        return int(peak.item())
