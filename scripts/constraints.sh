@@ -2,7 +2,7 @@
 # Write constraints.txt from pyproject.toml: exact pins of everything transitive, without an address of any index.
 #
 # Keeps the pins that still fit; `--upgrade` takes the newest. Resolved for Python 3.12 and checked to be the same
-# for 3.13, so one file serves both. Needs a registry; the index comes from the environment (UV_DEFAULT_INDEX).
+# for 3.13, so one file serves both. uv writes no index address unless asked to. Needs a registry; the index comes from the environment (UV_DEFAULT_INDEX).
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,7 +13,7 @@ trap 'rm -f "$other"' EXIT
 compile() {
     "$uv" pip compile pyproject.toml --extra dev --extra gpu --quiet \
         --python-version "$1" --python-platform x86_64-manylinux_2_28 --strip-extras \
-        --no-header --no-emit-index-url --no-emit-find-links --annotation-style line \
+        --no-header --annotation-style line \
         --output-file "$2" "${@:3}" >/dev/null
 }
 
