@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.architecture.project import ROOT
+
 TOOLS = ("bash", "cat", "cksum", "dirname", "find", "mkdir", "rm", "sort", "touch", "sh")
 SHIM = 'echo "pyenv: $0: command not found" >&2; exit 127'
 # Runs the probe it is given, in the real interpreter, after the statement {0}.

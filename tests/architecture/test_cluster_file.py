@@ -1,14 +1,15 @@
 """cluster.yaml is accepted by the installed Ray (offline), and says what MoETune needs of a cluster."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ruamel.yaml import YAML
 
-CLUSTER = Path(__file__).resolve().parents[2] / "cluster.yaml"
+from tests.architecture.project import ROOT
+
+CLUSTER = ROOT / "cluster.yaml"
 
 
 @pytest.fixture

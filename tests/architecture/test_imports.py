@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.architecture.project import ROOT
 
 # File -> the imports it may have, by pyproject's contracts. The copy also needs __init__.py files.
 ALLOWED = {
