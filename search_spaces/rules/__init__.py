@@ -1,0 +1,21 @@
+"""Every rule, by area. To add one: write a pure function in its area's file, put a `Rule` in that file's table.
+
+Ids are those of the rule catalogue where it has one (PAR, DSP, OVL, RCP, PRC, CGR, HW, TRAP); own ids are CPU (the
+device lacks it), SHP (a size does not split), OPT (the optimizer) and DUP (same effect as another candidate).
+"""
+
+from search_spaces.rules import dispatcher, graphs, hardware, overlap, parallelism, precision, recompute
+from search_spaces.rules.rule import Case, Rule, Verdict, case_of, compute_capability
+
+# Hardware first: "needs a GPU" says more than a clash between two knobs that both need one.
+ALL_RULES: tuple[Rule, ...] = (
+    *hardware.RULES,
+    *parallelism.RULES,
+    *dispatcher.RULES,
+    *overlap.RULES,
+    *recompute.RULES,
+    *precision.RULES,
+    *graphs.RULES,
+)
+
+__all__ = ["ALL_RULES", "Case", "Rule", "Verdict", "case_of", "compute_capability"]

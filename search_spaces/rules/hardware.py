@@ -1,0 +1,82 @@
+"""What the device cannot do: knobs that need a GPU, and knobs that run on a CPU but would measure something else."""
+
+from search_spaces.rules.rule import Case, Rule
+
+_CPU = "measured with megatron-core 0.19.2 under gloo"
+
+
+def _flex(case: Case) -> str | None:
+    wrong = case.on_cpu and case.text("moe_token_dispatcher_type") == "flex"
+    return "the flex dispatcher needs a GPU library (DeepEP, HybridEP or NCCL)" if wrong else None
+
+
+def _quantized(case: Case) -> str | None:
+    return "FP8 and FP4 need a GPU" if case.on_cpu and (case.text("fp8") or case.text("fp4")) else None
+
+
+def _graphs(case: Case) -> str | None:
+    wrong = case.on_cpu and case.text("cuda_graph_impl", "none") != "none"
+    return "CUDA graphs need a GPU" if wrong else None
+
+
+def _overlap(case: Case) -> str | None:
+    wrong = case.on_cpu and case.on("overlap_moe_expert_parallel_comm")
+    return "EP overlap has one stream on a CPU: it would run, and overlap nothing" if wrong else None
+
+
+def _context(case: Case) -> str | None:
+    wrong = case.on_cpu and case.layout.context > 1
+    return "context parallelism needs Transformer Engine's attention, which needs a GPU" if wrong else None
+
+
+def _activation(case: Case) -> str | None:
+    wrong = case.on_cpu and "moe_act" in case.parts("recompute_modules")
+    return "moe_act recompute is ignored by the CPU's experts (SequentialMLP)" if wrong else None
+
+
+def _tensor_overlap(case: Case) -> str | None:
+    return "tp_comm_overlap needs a GPU" if case.on_cpu and case.on("tp_comm_overlap") else None
+
+
+def _offload(case: Case) -> str | None:
+    wrong = case.on_cpu and case.on("fine_grained_activation_offloading")
+    return "activation offload moves memory from a GPU to the host" if wrong else None
+
+
+def _grouped_gemm(case: Case) -> str | None:
+    wrong = case.on_cpu and case.env.get("NVTE_USE_CUTLASS_GROUPED_GEMM") is not None
+    return "NVTE_USE_CUTLASS_GROUPED_GEMM picks a GPU kernel" if wrong else None
+
+
+def _cutlass(case: Case) -> str | None:
+    capability = case.compute_capability
+    asked = case.env.get("NVTE_USE_CUTLASS_GROUPED_GEMM", "0") != "0"
+    wrong = asked and capability is not None and capability[0] != 9
+    return f"the CUTLASS grouped GEMM runs on Hopper only; {case.cluster.gpu_arch} ignores it" if wrong else None
+
+
+def _cutlass_precision(case: Case) -> str | None:
+    asked = case.env.get("NVTE_USE_CUTLASS_GROUPED_GEMM", "0") != "0"
+    wrong = asked and (case.text("fp8") or case.text("fp4") or case.training.params_dtype == "fp32")
+    return "the CUTLASS grouped GEMM computes in bf16 only and is ignored otherwise" if wrong else None
+
+
+RULES = (
+    Rule("CPU-01", frozenset({"moe_token_dispatcher_type"}), _flex, _CPU, "use alltoall or allgather"),
+    Rule("CPU-02", frozenset({"fp8", "fp4"}), _quantized, _CPU, "leave them out"),
+    Rule("CPU-03", frozenset({"cuda_graph_impl"}), _graphs, _CPU, "set cuda_graph_impl to none"),
+    Rule("CPU-04", frozenset({"overlap_moe_expert_parallel_comm"}), _overlap, _CPU, "set it to false"),
+    Rule("CPU-05", frozenset({"context_parallel_size"}), _context, _CPU, "set context_parallel_size to 1"),
+    Rule("CPU-06", frozenset({"recompute_modules"}), _activation, _CPU, "recompute other modules"),
+    Rule("CPU-07", frozenset({"tp_comm_overlap"}), _tensor_overlap, _CPU, "set it to false"),
+    Rule("CPU-08", frozenset({"fine_grained_activation_offloading"}), _offload, _CPU, "set it to false"),
+    Rule("CPU-09", frozenset({"NVTE_USE_CUTLASS_GROUPED_GEMM"}), _grouped_gemm, _CPU, "leave it out"),
+    Rule(
+        "HW-09", frozenset({"NVTE_USE_CUTLASS_GROUPED_GEMM"}), _cutlass,
+        "TE common/gemm/cublaslt_gemm.cu, nvte_multi_tensor_gemm", "leave it out on this GPU",
+    ),
+    Rule(
+        "DUP-13", frozenset({"NVTE_USE_CUTLASS_GROUPED_GEMM", "fp8", "fp4"}), _cutlass_precision,
+        "TE common/gemm/cublaslt_gemm.cu, nvte_multi_tensor_gemm", "leave it out or train in bf16",
+    ),
+)  # fmt: skip
