@@ -34,4 +34,12 @@ class RankPlace(Noun):
     master_port: int = Field(ge=0, description="0 on rank 0: pick a free one and announce it")
 
 
+class Order(Noun):
+    """What a waiting rank is told: run this attempt, ask again, or stop serving."""
+
+    verb: Literal["run", "wait", "stop"]
+    attempt_id: str = ""
+    job: TrialJob | None = None
+
+
 Phase = Literal["fork", "import", "process_group", "build", "warmup", "measure", "report"]

@@ -32,7 +32,7 @@ class ParentLost(RuntimeError):
 
 
 class RankHost:
-    """`folder`: scratch on this worker's disk, one subfolder a trial. `extra_env`: added to the parent's environment."""
+    """`folder`: scratch on this worker's disk, one subfolder a trial. `extra_env`: added to the parent's."""
 
     def __init__(self, device: Literal["cpu", "cuda"], folder: Path, extra_env: dict[str, str] | None = None) -> None:
         self.device, self.folder = device, folder
@@ -96,7 +96,8 @@ class RankHost:
         first = self._messages.pop(0)
         if "ready" not in first:
             self.close()
-            raise ParentLost(f"{first.get('error', 'unknown')}\n{self._parent_log()}")
+            reason = first.get("error") or (self._parent_log().strip().splitlines() or ["it left no log"])[-1]
+            raise ParentLost(f"the clean parent did not start: {reason}\n{self._parent_log()}")
         self.import_s = first["import_s"]
 
     def begin(self, job: TrialJob, place: RankPlace) -> None:

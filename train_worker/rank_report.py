@@ -40,6 +40,14 @@ class InterruptedGang(Noun):
     kind: Literal["interrupted"] = "interrupted"
 
 
+class SlotResult(Noun):
+    """What a trial gets back: its outcome (or that it was interrupted), attempts made, wall seconds in its slot."""
+
+    outcome: Outcome | InterruptedGang
+    attempts: int
+    wall_s: float
+
+
 def explain(report: RankReport, time_limit_s: float) -> Outcome:
     """One rank's end as an outcome, from its own word or from how its process died."""
     if report.outcome is not None:

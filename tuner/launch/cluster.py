@@ -1,0 +1,88 @@
+"""Joining Ray: a private cluster on this machine, or an existing one by address. Every failure says what to do."""
+
+import os
+import socket
+
+from search_spaces.errors import ResourceMissing
+from search_spaces.shapes import ClusterShape
+
+CONNECT_LIMIT_S = 5.0
+# Room for actors that take no slot; a group as large as the cluster can deadlock on a leaked placement group.
+SPARE_CPUS = 2
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one Python process less a worker group
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # 2 s by default: that is added to the end of every group
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Tune's own kills running trials and leaks their placement groups
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # the journal is the truth; nothing is restored from Tune's snapshots
+    "TUNE_WARN_THRESHOLD_S": "30",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def connect(address: str | None, cluster: ClusterShape) -> None:
+    """Join the cluster at `address`, or start a private one sized for `cluster`. Raises ResourceMissing (exit 4)."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if address is not None:
+        _reach(address)
+    import ray
+
+    quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    if address is None:
+        gpus = cluster.workers if cluster.device == "cuda" else 0
+        cpus = cluster.workers + SPARE_CPUS
+        ray.init(address="local", num_cpus=cpus, num_gpus=gpus or None, include_dashboard=False, **quiet)
+        return
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ResourceMissing(
+            f"cannot join the Ray cluster at {address}: {error}",
+            "check it with `ray status --address ...`, and that its Ray and Python versions are the same as here",
+        ) from error
+    _enough(cluster, address)
+
+
+def _reach(address: str) -> None:
+    """Fail in seconds on an address nobody listens at; ray.init itself waits for minutes."""
+    plain = address.removeprefix("ray://")
+    if address in ("auto", "local"):
+        return
+    host, _, port = plain.rpartition(":")
+    if not host or not port.isdigit():
+        raise ResourceMissing(f"{address!r} is not a Ray address", "give host:port, such as 10.0.0.1:6379")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()
+    except OSError as error:
+        raise ResourceMissing(
+            f"no Ray cluster answers at {address}: {error}",
+            "start one with `ray start --head`, or leave --address out to run on this machine",
+        ) from error
+
+
+def _enough(cluster: ClusterShape, address: str) -> None:
+    import ray
+
+    kind = "GPU" if cluster.device == "cuda" else "CPU"
+    there = ray.cluster_resources().get(kind, 0)
+    if there < cluster.workers:
+        ray.shutdown()
+        raise ResourceMissing(
+            f"the cluster at {address} has {there:g} {kind}s, the sweep file asks for {cluster.workers} workers",
+            "add nodes, or lower cluster.workers in the sweep file",
+        )
+
+
+def disconnect() -> None:
+    """Leave the cluster; a private one ends with all its processes."""
+    import ray
+
+    ray.shutdown()

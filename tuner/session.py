@@ -1,0 +1,215 @@
+"""One sweep from the inside: what to run next, and what to make of what came back. No Ray, no Optuna, no MLflow.
+
+Everything that happens is an event; the journal takes it first (the truth), then the listeners (MLflow,
+progress). A resumed session is folded from the journal's events and goes on where they end.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Literal, Protocol
+
+from search_spaces.candidate import Candidate
+from search_spaces.errors import MoetuneError, ResourceMissing
+from tracking.journal import Journal, JournalState
+from tracking.record import Event, Proposed, Purpose, TrialRecord
+from train_worker.job import TrialJob
+from train_worker.outcome import Crashed, Measured, Outcome
+from train_worker.rank_report import InterruptedGang, SlotResult
+from tuner.objective import judge, score
+from tuner.sweep import LoadedSweep
+
+logger = logging.getLogger(__name__)
+LOST_LIMIT = 2  # a trial that Tune itself loses this often is recorded as crashed
+Told = Literal["measured", "infeasible", "lost"]
+
+
+class ProposerLike(Protocol):
+    """What a session needs of the search (`tuner.search.Proposer`)."""
+
+    def propose(self, number: int) -> Candidate | None: ...
+    def adopt(self, number: int, candidate: Candidate) -> None: ...
+    def tell(self, number: int, told: Told, value: float | None = None) -> None: ...
+    def restore(self, candidate: Candidate, told: Told, value: float | None = None) -> None: ...
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class SweepSession:
+    """State of a running sweep. `listeners` get every event after the journal has it; what they raise is logged."""
+
+    def __init__(
+        self,
+        sweep: LoadedSweep,
+        journal: Journal,
+        proposer: ProposerLike,
+        resumed: JournalState | None,
+        listeners: Sequence[Callable[[Event], None]] = (),
+    ) -> None:
+        self.sweep, self.proposer = sweep, proposer
+        self.default = sweep.space.default()
+        self.error: MoetuneError | None = None
+        self.stop_reason = ""
+        self.records: list[TrialRecord] = list(resumed.finished) if resumed else []
+        self._journal, self._listeners = journal, list(listeners)
+        self._next_number = resumed.next_number if resumed else 0
+        self._pending = deque(p for p in resumed.in_flight if p.purpose != "verify") if resumed else deque[Proposed]()
+        self._running: dict[str, tuple[Proposed, str]] = {}
+        self._lost: dict[int, int] = {}
+        self._began = time.monotonic()
+        for record in sorted(self.records, key=lambda each: each.number):
+            if record.purpose != "verify":
+                proposer.restore(record.candidate, *self._told(record.outcome))
+
+    # --- what Tune asks (tuner.search.Session)
+
+    def next_job(self, handle: str) -> str:
+        """A TrialJob as JSON, "wait" (the baseline must end first), or "done"."""
+        if self.stop_reason or self._spent():
+            return "done"
+        proposed = self._next_proposal()
+        if isinstance(proposed, str):
+            return proposed
+        self._running[handle] = (proposed, now())
+        return self.job(proposed.trial_id, proposed.candidate).model_dump_json()
+
+    def finish(self, handle: str, result_json: str | None) -> None:
+        """Take what Tune's trial `handle` brought: a SlotResult as JSON, or None where Tune lost the trial."""
+        if handle not in self._running:
+            return
+        proposed, started_at = self._running.pop(handle)
+        result = SlotResult.model_validate_json(result_json) if result_json else None
+        if result is None:
+            self._lost[proposed.number] = self._lost.get(proposed.number, 0) + 1
+            if self._lost[proposed.number] < LOST_LIMIT:
+                self._pending.appendleft(proposed)
+                return
+            lost = Crashed(phase="unknown", detail="Ray Tune lost the trial's actor", infrastructure=True)
+            result = SlotResult(outcome=lost, attempts=LOST_LIMIT, wall_s=0.0)
+        if isinstance(result.outcome, InterruptedGang):
+            return  # proposed and not finished: runs again on resume
+        record = self.record(proposed, result, started_at)
+        self.proposer.tell(record.number, *self._told(record.outcome))
+
+    # --- for the verification and the driver
+
+    def propose(self, candidate: Candidate, purpose: Purpose) -> Proposed:
+        """Write down that a trial of `candidate` is to run."""
+        number = self._next_number
+        self._next_number += 1
+        trial_id = f"{number:04d}-{candidate.id}"
+        proposed = Proposed(number=number, trial_id=trial_id, purpose=purpose, candidate=candidate, at=now())
+        self.emit(proposed)
+        return proposed
+
+    def record(self, proposed: Proposed, result: SlotResult, started_at: str) -> TrialRecord:
+        """Judge an outcome against the baseline and write it down. A full disk stops the sweep, with nothing lost."""
+        assert not isinstance(result.outcome, InterruptedGang)
+        record = TrialRecord(
+            number=proposed.number,
+            trial_id=proposed.trial_id,
+            purpose=proposed.purpose,
+            candidate=proposed.candidate,
+            outcome=judge(result.outcome, self.reference, self.sweep.spec.guard),
+            wall_s=result.wall_s,
+            attempts=result.attempts,
+            started_at=started_at,
+            ended_at=now(),
+        )
+        self.records.append(record)
+        self.emit(record)
+        return record
+
+    def emit(self, event: Event) -> None:
+        """Journal first, then the listeners. A journal that cannot be written stops the sweep."""
+        try:
+            self._journal.put(event)
+        except ResourceMissing as error:
+            self.request_stop(error.what, error)
+            if not getattr(error, "recorded", False):
+                logger.error("not recorded: %s", event.model_dump_json())
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:  # noqa: BLE001 - a view may fail in any way; the sweep and its journal go on
+                logger.exception("a listener failed on %s", event.event)
+
+    def job(self, trial_id: str, candidate: Candidate) -> TrialJob:
+        spec = self.sweep.spec
+        return TrialJob(
+            trial_id=trial_id,
+            candidate=candidate,
+            model=self.sweep.model,
+            cluster=spec.cluster,
+            training=spec.training,
+            seed=spec.seed,
+            time_limit_s=spec.budget.trial_time_limit_s,
+        )
+
+    def request_stop(self, reason: str, error: MoetuneError | None = None) -> None:
+        """No new trial from here on. The first reason stays."""
+        self.stop_reason = self.stop_reason or reason
+        self.error = self.error or error
+
+    @property
+    def reference(self) -> Measured | None:
+        """The baseline's measurement, which the guard compares with; else the first one made."""
+        measured = [r for r in self.records if isinstance(r.outcome, Measured) and r.purpose != "verify"]
+        baseline = [r for r in measured if r.purpose == "baseline"]
+        first = (baseline or measured)[:1]
+        return first[0].outcome if first and isinstance(first[0].outcome, Measured) else None
+
+    def winner(self) -> TrialRecord | None:
+        """The measured trial with the best score so far, the earliest on equal scores."""
+        objective = self.sweep.spec.objective
+        scored = [(score(r.outcome, objective), r) for r in self.records if r.purpose != "verify"]
+        sign = 1 if objective.direction == "minimize" else -1
+        best = min(((sign * value, r.number, r) for value, r in scored if value is not None), default=None)
+        return best[2] if best else None
+
+    # --- inside
+
+    def _next_proposal(self) -> Proposed | Literal["wait", "done"]:
+        if self._pending:
+            proposed = self._pending.popleft()
+            if self._lost.get(proposed.number, 0) == 0:
+                self.proposer.adopt(proposed.number, proposed.candidate)
+            return proposed
+        if self._next_number == 0:
+            self.proposer.adopt(0, self.default)
+            return self.propose(self.default, "baseline")
+        if self._baseline_runs():
+            return "wait"
+        candidate = self.proposer.propose(self._next_number)
+        if candidate is None:
+            self.request_stop("every legal candidate was tried")
+            return "done"
+        return self.propose(candidate, "search")
+
+    def _baseline_runs(self) -> bool:
+        return any(proposed.purpose == "baseline" for proposed, _ in self._running.values())
+
+    def _spent(self) -> bool:
+        budget = self.sweep.spec.budget
+        searched = [r for r in self.records if r.purpose != "verify"]
+        hours = sum(r.wall_s for r in self.records) * self.sweep.spec.cluster.workers_per_trial / 3600
+        if len(searched) + len(self._running) >= budget.trials:
+            reason = f"budget: {budget.trials} trials"
+        elif budget.wall_time_s is not None and time.monotonic() - self._began > budget.wall_time_s:
+            reason = f"budget: {budget.wall_time_s:g} s of wall time"
+        elif budget.worker_hours is not None and hours > budget.worker_hours:
+            reason = f"budget: {budget.worker_hours:g} worker-hours"
+        else:
+            return False
+        self.request_stop(reason)
+        return True
+
+    def _told(self, outcome: Outcome) -> tuple[Told, float | None]:
+        if isinstance(outcome, Crashed) and outcome.infrastructure:
+            return "lost", None
+        value = score(outcome, self.sweep.spec.objective)
+        return ("infeasible", None) if value is None else ("measured", value)

@@ -1,0 +1,67 @@
+"""The proof: the finalist and the default, measured again, interleaved. A winner inside the noise is called a tie."""
+
+import math
+from collections.abc import Callable
+
+from search_spaces.candidate import Candidate
+from tracking.record import Compared, Proposed, TrialRecord
+from train_worker.outcome import Outcome
+from train_worker.rank_report import InterruptedGang, SlotResult
+from tuner.compare import Side, compare, order
+from tuner.objective import Objective, score
+from tuner.session import SweepSession, now
+
+STEP_TIME = Objective()
+
+
+def verify(
+    session: SweepSession, run: Callable[[str], str], unfinished: tuple[Proposed, ...] = ()
+) -> Compared | None:
+    """Measure `rounds` pairs in ABBA order and write down the verdict; None without a winner or when stopped.
+
+    `run` takes a TrialJob as JSON and returns a SlotResult as JSON. Pairs already in the journal are not measured
+    again; `unfinished` are verification trials that were proposed before a crash and now run under their number.
+    """
+    winner = session.winner()
+    if winner is None:
+        return None
+    sides: dict[Side, Candidate] = {"default": session.default, "finalist": winner.candidate}
+    left = {proposed.candidate.id: proposed for proposed in unfinished}
+    rounds = 0 if winner.candidate.id == session.default.id else session.sweep.spec.verify.rounds
+    for number in range(rounds):
+        for side in order(number):
+            candidate = sides[side]
+            if len(_repeats(session, candidate)) > number:
+                continue
+            proposed = left.pop(candidate.id, None) or session.propose(candidate, "verify")
+            if session.error or not _measure(session, proposed, run):
+                return None
+    pairs = zip(_times(session, sides["finalist"]), _times(session, sides["default"]), strict=False)
+    compared = compare(winner.candidate.id, session.default.id, list(pairs))
+    session.emit(compared)
+    return compared
+
+
+def _measure(session: SweepSession, proposed: Proposed, run: Callable[[str], str]) -> bool:
+    """Run one verification trial and record it; False where it was interrupted."""
+    started_at = now()
+    result = SlotResult.model_validate_json(run(session.job(proposed.trial_id, proposed.candidate).model_dump_json()))
+    if isinstance(result.outcome, InterruptedGang):
+        return False
+    session.record(proposed, result, started_at)
+    return session.error is None
+
+
+def _repeats(session: SweepSession, candidate: Candidate) -> list[TrialRecord]:
+    mine = [r for r in session.records if r.purpose == "verify" and r.candidate.id == candidate.id]
+    return sorted(mine, key=lambda record: record.number)
+
+
+def _times(session: SweepSession, candidate: Candidate) -> list[float]:
+    """Median step time of each repeat, seconds; NaN where it did not run, so that rounds stay paired."""
+    return [_seconds(record.outcome) for record in _repeats(session, candidate)]
+
+
+def _seconds(outcome: Outcome) -> float:
+    value = score(outcome, STEP_TIME)
+    return math.nan if value is None else value
