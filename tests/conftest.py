@@ -22,7 +22,7 @@ os.environ.update(
     OPENBLAS_NUM_THREADS="1",
 )
 os.environ[MARK] = uuid.uuid4().hex
-for _name in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI", "CI_RAY_ADDRESS"):
+for _name in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI"):
     os.environ.pop(_name, None)  # a test must never join a cluster or write to a server that it did not start
 
 

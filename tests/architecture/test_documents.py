@@ -1,0 +1,169 @@
+"""The documents say what is there: links, file names, commands, make targets, code blocks and the tree."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.project import PACKAGES, ROOT, files, folders, text
+
+DOCUMENTS = [path for path in files() if path.suffix == ".md"]
+MARKS = {"run", "sweep", "shown"}
+MARKED_LANGUAGES = {"bash", "sh", "python", "yaml"}
+OPEN_FENCE = re.compile(r"^```(\w*) ?(\w*)$")
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+FILE_NAME = re.compile(rf"`((?:{'|'.join(PACKAGES)}|tests|docs|scripts|examples)/[\w./-]*)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: where it starts, its language, the word after that, and its text."""
+
+    path: Path
+    line: int
+    language: str
+    mark: str
+    body: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+def blocks(path: Path, source: str) -> list[Block]:
+    found, opened, body = [], None, []
+    for number, line in enumerate(source.splitlines(), start=1):
+        if opened is None and (fence := OPEN_FENCE.match(line)):
+            opened, body = (number, *fence.groups()), []
+        elif opened is not None and line == "```":
+            found.append(Block(path, *opened, "\n".join(body) + "\n"))
+            opened = None
+        elif opened is not None:
+            body.append(line)
+    assert opened is None, f"{path}: block opened on line {opened} is never closed"
+    return found
+
+
+def prose(source: str) -> str:
+    return re.sub(r"^```.*?^```$", "", source, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(source: str) -> set[str]:
+    """GitHub's anchors of the headings."""
+    titles = re.findall(r"^#+ (.+)$", prose(source), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def broken_links(path: Path, source: str) -> list[str]:
+    broken = []
+    for target in LINK.findall(prose(source)):
+        if target.startswith(("https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        found = (ROOT / path).parent / name if name else ROOT / path
+        if not found.exists() or (anchor and anchor not in anchors(found.read_text())):
+            broken.append(target)
+    return broken
+
+
+ALL_BLOCKS = [block for path in DOCUMENTS for block in blocks(path, text(path))]
+RUN = [block for block in ALL_BLOCKS if block.mark == "run"]
+SWEEPS = [block for block in ALL_BLOCKS if block.mark == "sweep"]
+COMMANDS = "\n".join(block.body for block in ALL_BLOCKS if block.language in ("bash", "sh"))
+EVERYTHING = "\n".join(text(path) for path in DOCUMENTS)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
+def test_links_and_file_names_resolve(path: Path) -> None:
+    source = text(path)
+    assert not broken_links(path, source)
+    assert not [name for name in FILE_NAME.findall(source) if not (ROOT / name).exists()]
+
+
+def test_a_broken_link_is_found() -> None:
+    source = "[a](no/such.md) [b](README.md#no-such) [c](#here) [d](https://example.org)\n## Here\n"
+    assert broken_links(Path("CHANGELOG.md"), source) == ["no/such.md", "README.md#no-such", "#here"]
+
+
+def test_every_block_of_code_says_whether_it_is_run() -> None:
+    unmarked = [str(b) for b in ALL_BLOCKS if b.language in MARKED_LANGUAGES and b.mark not in MARKS]
+    assert not unmarked, "write ```bash run, ```yaml sweep or ```bash shown"
+    assert RUN, "nothing in the documents is run"
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A folder of its own with the examples in it, and an environment in which `moetune` is on PATH."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    programs = tmp_path / ".bin"
+    programs.mkdir()
+    moetune = programs / "moetune"
+    moetune.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -c "from tuner.cli import main; raise SystemExit(main())" "$@"\n'
+    )
+    moetune.chmod(0o755)
+    path = f"{programs}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return tmp_path, {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_a_block_marked_run_runs(block: Block, desk: tuple[Path, dict[str, str]]) -> None:
+    folder, env = desk
+    command = ["bash", "-euo", "pipefail", "-c"] if block.language in ("bash", "sh") else [sys.executable, "-c"]
+    result = subprocess.run([*command, block.body], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+
+
+@pytest.mark.parametrize("block", SWEEPS, ids=str)
+def test_a_block_marked_sweep_loads(block: Block, tmp_path: Path) -> None:
+    from tuner.sweep import load_sweep
+
+    path = tmp_path / "sweep.yaml"
+    path.write_text(block.body)
+    load_sweep(path)
+
+
+def test_commands_that_are_named_exist(desk: tuple[Path, dict[str, str]]) -> None:
+    folder, env = desk
+    verbs = set(re.findall(r"(?:^|[`/ ])moetune ([a-z]+)\b", COMMANDS, re.MULTILINE))
+    verbs |= set(re.findall(r"`moetune ([a-z]+)\b", EVERYTHING))
+    assert {"plan", "run", "ui"} <= verbs
+    for verb in sorted(verbs):
+        result = subprocess.run(
+            ["moetune", verb, "--help"], cwd=folder, env=env, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, f"moetune {verb}: {result.stderr[-500:]}"
+
+
+def test_make_targets_that_are_named_exist() -> None:
+    there = set(re.findall(r"^([a-z-]+):", text(Path("Makefile")), re.MULTILINE))
+    named = set(re.findall(r"^make ([a-z-]+)", COMMANDS, re.MULTILINE)) | set(
+        re.findall(r"`make ([a-z-]+)", EVERYTHING)
+    )
+    assert {"demo", "test", "check"} <= named
+    assert named <= there
+
+
+def tree() -> set[str]:
+    (block,) = [block for block in ALL_BLOCKS if block.path == Path("README.md") and block.mark == "tree"]
+    return {line.split()[0] for line in block.body.splitlines()}
+
+
+def test_the_tree_in_the_readme_is_the_real_one() -> None:
+    """Root files, root folders, and the folders inside packages."""
+    real = {str(path) for path in files() if len(path.parts) == 1}
+    for folder in folders():
+        if len(folder.parts) == 1 or (folder.parts[0] in PACKAGES and len(folder.parts) == 2):
+            real.add(f"{folder}/")
+    assert tree() == real
+
+
+def test_exit_codes_in_the_readme_are_those_of_the_errors() -> None:
+    from search_spaces import errors
+
+    said = {int(code) for code in re.findall(r"^\| (\d+) \|", text(Path("README.md")), re.MULTILINE)}
+    kinds = (errors.InputError, errors.NothingAcceptable, errors.ResourceMissing, errors.Interrupted)
+    assert said == {0} | {kind.exit_code for kind in kinds}
