@@ -69,7 +69,7 @@ find_uv() {
         echo "installing $UV_PIN into .bootstrap" >&2
         rm -rf .bootstrap
         "$maker" -m venv .bootstrap >&2
-        .bootstrap/bin/python -m pip install --quiet "$UV_PIN" >&2
+        .bootstrap/bin/python -m pip install --quiet --disable-pip-version-check "$UV_PIN" >&2
     fi
     printf '%s\n' "$uv"
 }
@@ -79,6 +79,10 @@ install() {
     if [ "$MODE" = dev ]; then extra="[dev]"; fi
     # An index that was set for pip holds for uv too; none is written in any file of this project.
     if [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}"; fi
+    # Trust what the system trusts, as pip does: a company's own certificate is there and not in uv's bundle.
+    if [ -e /etc/ssl/certs/ca-certificates.crt ] || [ -e /etc/pki/tls/certs/ca-bundle.crt ]; then
+        export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
+    fi
     uv=$(find_uv)
     if [ -e "$INSTALLING" ] || ! venv_runs; then
         python=$(scripts/find_python.sh --download "$uv")
