@@ -1,0 +1,42 @@
+"""A sweep file, loaded: `load_sweep` reports every fault at once, each with its line (the checks: `sweep_faults`)."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from search_spaces.shapes import ModelShape
+from search_spaces.space import SearchSpace
+from tuner.sweep_faults import checked
+from tuner.sweep_spec import SweepSpec
+
+__all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest"]
+
+
+@dataclass(frozen=True)
+class LoadedSweep:
+    """A sweep file without faults, with its model and space worked out. `digest`: see `meaning_digest`."""
+
+    path: Path
+    spec: SweepSpec
+    text: str
+    model: ModelShape
+    space: SearchSpace
+    digest: str
+
+
+def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> str:
+    """12 hex digits of what makes trials comparable: all but name, budget, tracking and launch.
+
+    So a run can be resumed with a larger budget, and a preset equals the same facts written out.
+    """
+    meaning = spec.model_dump(mode="json", exclude={"name", "budget", "tracking", "launch", "model", "space"})
+    meaning |= {"model": model.model_dump(mode="json"), "space": space.digest}
+    text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def load_sweep(path: Path) -> LoadedSweep:
+    """Read and check a sweep file. Raises InputError with every fault found, each with file, line and column."""
+    spec, text, model, space = checked(path)
+    return LoadedSweep(path, spec, text, model, space, meaning_digest(spec, model, space))
