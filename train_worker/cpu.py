@@ -5,25 +5,10 @@ code that runs is Megatron's own GPU path (RNG tracker, DDP buffers, optimizer, 
 `use_cpu_initialization` is not used: with it every EP rank draws the same expert weights
 (tensor_parallel/layers.py `_initialize_affine_weight_cpu` ignores EP).
 
-| row of the shim | call sites in megatron/core that need it |
-|---|---|
-| torch.cuda.current_device | tensor_parallel/layers.py:305,647,1000,1363 mappings.py:145,447; rotary_pos_embedding.py:78; \
-moe/router.py:98; utils.py:715; distributed/param_and_grad_buffer.py:1186; p2p_communication.py:334 |
-| torch.zeros, ones, tensor (device="cuda") | pipeline_parallel/schedules.py:749,1121,2292; optimizer/clip_grads.py:108; \
-transformer/utils.py:39 (causal mask); optimizer/optimizer.py:315,1249; utils.py:1332 |
-| Tensor.type | optimizer/clip_grads.py:174, optimizer.py:1009, distrib_optimizer.py:401 compare with 'torch.cuda.FloatTensor' |
-| Tensor.cuda | language_module.py:307 (tied embeddings with PP) |
-| torch.cuda.get_rng_state, manual_seed; random._get/_set_cuda_rng_state | tensor_parallel/random.py:303-345,490,528. \
-Without `_set` nothing fails: the tracker's forks silently have no effect |
-| torch.cuda.Stream, Event, stream, current_stream, synchronize; Tensor.record_stream | moe/token_dispatcher.py:469,922; \
-shared_experts.py:98,192; param_and_grad_buffer.py:632; p2p_communication.py:419; model_chunk_schedule_plan.py:376 |
-| token_dispatcher.maybe_move_tensor_to_cpu | token_dispatcher.py:927: split sizes become a list only `if tensor.is_cuda` |
-| random.FP8GlobalStateManager and others | random.py:693,740,788,821: CheckpointWithoutOutput(fp8=False) still takes its \
-fp8 branch, which needs Transformer Engine, and compiles C++ to share a storage |
+Each row below names the call sites in megatron/core that need it.
 """
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -111,6 +96,10 @@ def _cuda_means_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
     return make
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """Ordering between streams: there is one, in program order."""
+
+
 def _tensor_rows() -> list[Row]:
     real_type = torch.Tensor.type
 
@@ -119,32 +108,47 @@ def _tensor_rows() -> list[Row]:
         return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
 
     return [
+        # pipeline_parallel/schedules.py:749,1121,2292; optimizer/clip_grads.py:108,112,180
         (torch, "zeros", _cuda_means_cpu(torch.zeros)),
+        # transformer/utils.py:39, the causal mask
         (torch, "ones", _cuda_means_cpu(torch.ones)),
+        # optimizer/optimizer.py:315,702,1249; utils.py:1332
         (torch, "tensor", _cuda_means_cpu(torch.tensor)),
+        # models/common/language_module/language_module.py:307, tied embeddings with PP
         (torch.Tensor, "cuda", lambda self, *_, **__: self),
+        # optimizer/clip_grads.py:174, optimizer.py:1009, distrib_optimizer.py:401: is it 'torch.cuda.FloatTensor'?
         (torch.Tensor, "type", type_as_if_cuda),
-        (torch.Tensor, "record_stream", lambda self, stream: None),
+        # models/gpt/fine_grained_callables.py:243, combined 1F1B
+        (torch.Tensor, "record_stream", _nothing),
     ]
 
 
 def _device_rows() -> list[Row]:
     stream = NullStream()
     return [
+        # tensor_parallel/layers.py:305,647,1000,1363, mappings.py:145,447; rotary_pos_embedding.py:78; router.py:98;
+        # utils.py:715; distributed/param_and_grad_buffer.py:1180,1186; pipeline_parallel/p2p_communication.py:334,342
         (torch.cuda, "current_device", lambda: CPU),
+        # tensor_parallel/random.py:303-345,490,528. Without the last row nothing fails: torch queues the state for a
+        # CUDA that never starts, the tracker's forks have no effect, and dropout under recompute gives other losses
         (torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state()),
         (torch.cuda, "manual_seed", torch.manual_seed),
         (megatron_random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()),
         (megatron_random, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state)),
+        # moe/token_dispatcher.py:469, shared_experts.py:192, pipeline_parallel/utils.py:392
         (torch.cuda, "Stream", NullStream),
+        # models/common/model_chunk_schedule_plan.py:376, pipeline_parallel/utils.py:269,308: combined 1F1B
         (torch.cuda, "Event", NullEvent),
+        # token_dispatcher.py:922,925; distributed/param_and_grad_buffer.py:632; shared_experts.py:98,226,237
         (torch.cuda, "current_stream", lambda *_, **__: stream),
         (torch.cuda, "stream", lambda stream: stream or nullcontext()),
-        (torch.cuda, "synchronize", lambda *_, **__: None),
+        # pipeline_parallel/p2p_communication.py:419, batch_p2p_comm
+        (torch.cuda, "synchronize", _nothing),
     ]
 
 
 def _dispatcher_rows() -> list[Row]:
+    """moe/token_dispatcher.py:927-943: split sizes become a list only `if tensor.is_cuda`; gloo refuses a tensor."""
     real_move = token_dispatcher.maybe_move_tensor_to_cpu
 
     def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -166,6 +170,11 @@ class _NoFp8:
 
 
 def _recompute_rows() -> list[Row]:
+    """tensor_parallel/random.py:693,740,788,821: CheckpointWithoutOutput(fp8=False) sets `self.fp8 = fp8 is not None`.
+
+    So selective recompute of layernorm takes the fp8 branch, which needs Transformer Engine; and it compiles C++ to let
+    two tensors share a storage, where a copy does on CPU.
+    """
     if megatron_random.HAVE_TE:
         return []
 
@@ -195,12 +204,10 @@ def megatron_on_cpu(without: frozenset[str] = frozenset()) -> Iterator[None]:
     must not train on CUDA afterwards. `without` leaves rows out by attribute name, to prove that each is needed.
     """
     _device_constructors()  # an lru_cache of the real factories: filled now, or `with torch.device("meta")` breaks
-    eager = "torch._dynamo" in sys.modules  # megatron was imported without preload("cpu"): do not compile at least
     log = logging.getLogger("megatron.core.tensor_parallel.random")
     with ExitStack() as undo:
-        if eager:
-            undo.callback(torch.compiler.set_stance, "default")
-            torch.compiler.set_stance("force_eager")
+        undo.callback(torch.compiler.set_stance, "default")
+        torch.compiler.set_stance("force_eager")  # matters only where megatron was imported without preload("cpu")
         log.addFilter(_not_about_rng)
         undo.callback(log.removeFilter, _not_about_rng)
         for owner, name, replacement in shim_rows():
@@ -231,20 +238,19 @@ class LocalNorm(torch.nn.RMSNorm):
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
 class MlaDotProductAttention(DotProductAttention):
     """Takes the head sizes MLA passes (multi_latent_attention.py:207), which the local attention's signature lacks."""
 
-    def __init__(
-        self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("k_channels", None)  # the softmax scale is given, and nothing else depends on it
+        v_channels = kwargs.pop("v_channels", None)
         super().__init__(*args, **kwargs)
         if v_channels is not None:
-            heads = self.num_attention_heads_per_partition
             self.hidden_size_per_attention_head = v_channels
-            self.hidden_size_per_partition = v_channels * heads
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
 
 def local_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

@@ -3,7 +3,7 @@
 import gc
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,29 +41,31 @@ class LiveBytes(TorchDispatchMode):
     """Peak of the bytes of live tensor storages while entered: the CPU twin of torch.cuda.max_memory_allocated.
 
     Deterministic, where RSS is noise (it rose under recompute). Each storage counts once, whatever its views; it is
-    subtracted when freed. Storages alive at the start (weights, gradients, optimizer state) are found through the
-    garbage collector. Slows a step about 1.5 times: enter it for a step that is not timed.
+    subtracted when freed. `held` are the tensors that are alive before and count too (weights, gradients, optimizer
+    state). Slows a step about 1.5 times: enter it for a step that is not timed.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, held: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held = list(held)
         self.live_bytes = 0
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
         self._watchers: dict[int, Any] = {}
 
     def __enter__(self) -> "LiveBytes":
-        for found in gc.get_objects():
-            if issubclass(type(found), torch.Tensor):
-                self._watch(found)
+        gc.collect()  # a storage kept by garbage would be forgotten at a moment that depends on chance
+        for tensor in self._held:
+            self._watch(tensor)
+        self._held.clear()
         self._real_resize = torch.UntypedStorage.resize_
-        torch.UntypedStorage.resize_ = self._resize
-        super().__enter__()
+        torch.UntypedStorage.resize_ = self._booking_resize()  # type: ignore[method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        torch.UntypedStorage.resize_ = self._real_resize
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._real_resize  # type: ignore[method-assign]
         for watcher in self._watchers.values():
             watcher.detach()
 
@@ -94,8 +96,7 @@ class LiveBytes(TorchDispatchMode):
         self.live_bytes -= self._sizes.pop(key, 0)
         del self._watchers[key]
 
-    @property
-    def _resize(self) -> Any:
+    def _booking_resize(self) -> Any:
         """torch.UntypedStorage.resize_ that also books the new size: recompute frees storages with resize_(0)."""
 
         def resize(storage: Any, size: int) -> Any:
@@ -108,10 +109,14 @@ class LiveBytes(TorchDispatchMode):
 
 
 class PeakMemory:
-    """Peak memory of this rank, bytes: on cuda from `reset` on, on cpu of the one step run within `observe`."""
+    """Peak memory of this rank, bytes: on cuda after `observe`, on cpu of the one step run within it.
 
-    def __init__(self, device: torch.device) -> None:
+    `held` gives the tensors that live from step to step; only a CPU asks for them.
+    """
+
+    def __init__(self, device: torch.device, held: Callable[[], Iterable[torch.Tensor]]) -> None:
         self.device = device
+        self.held = held
         self._cpu_peak = 0
 
     @contextmanager
@@ -122,7 +127,7 @@ class PeakMemory:
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             return
-        with LiveBytes() as live:
+        with LiveBytes(self.held()) as live:
             yield
         self._cpu_peak = live.peak_bytes
 

@@ -1,7 +1,7 @@
 """Runs trials on real gloo ranks: `python gang_script.py FOLDER WORLD`, jobs in FOLDER/jobs.json.
 
-Imports once, forks WORLD ranks, runs every job in turn in them, and writes FOLDER/rank{r}.json: for each job the outcome,
-or {"error": text} for one that raised. A process of its own, because pytest's has threads and is not for forking.
+Imports once, forks WORLD ranks, runs every job in turn in them, and writes FOLDER/rank{r}.json: for each job the
+outcome, or {"error": text} for one that raised. Not done in pytest's own process, which has threads.
 """
 
 import json

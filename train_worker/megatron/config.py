@@ -1,7 +1,8 @@
 """A candidate and the fixed shapes -> Megatron's own config objects. Which knob goes to which object is decided here.
 
 A knob has the name of a Megatron-Core 0.19 field and goes to *every* config object that has a field of that name
-(`overlap_param_gather` is in two). Only `OWN_KNOBS` are read by this worker itself. Absent knobs keep Megatron's default.
+(`overlap_param_gather` is in two). Only `OWN_KNOBS` are read by this worker itself. An absent knob keeps Megatron's
+default.
 """
 
 import difflib
@@ -40,10 +41,8 @@ def configs_of(job: TrialJob) -> MegatronConfigs:
     candidate, training = job.candidate, job.training
     refuse_unknown(candidate)
     knobs = {name: megatron_value(name, value) for name, value in candidate.knobs.items()}
-    transformer_class = MLATransformerConfig if job.model.multi_latent_attention else TransformerConfig
-    transformer = transformer_class(
-        **(_model_fields(job.model) | _training_fields(training) | _derived_fields(candidate) | _of(knobs, TransformerConfig))
-    )
+    fixed = _model_fields(job.model) | _training_fields(training) | _derived_fields(candidate)
+    transformer = _transformer_class(job.model)(**(fixed | _of(knobs, TransformerConfig)))
     ddp_fields = {"grad_reduce_in_fp32": training.params_dtype == "bf16"}  # as Megatron-LM with --bf16
     ddp = DistributedDataParallelConfig(**(ddp_fields | _of(knobs, DistributedDataParallelConfig)))
     optimizer = OptimizerConfig(**(_optimizer_fields(training) | _of(knobs, OptimizerConfig)))
@@ -99,18 +98,16 @@ def _of(knobs: dict[str, Any], owner: type) -> dict[str, Any]:
     return {name: value for name, value in knobs.items() if name in names}
 
 
+def _transformer_class(model: ModelShape) -> Any:
+    return MLATransformerConfig if model.multi_latent_attention else TransformerConfig
+
+
 def _model_fields(model: ModelShape) -> dict[str, Any]:
-    """The model's facts, and what all of today's MoE decoders share: RMSNorm, gated SiLU, no linear bias, no dropout."""
-    same = (
-        "num_layers hidden_size num_attention_heads num_query_groups kv_channels ffn_hidden_size num_moe_experts "
-        "moe_router_topk moe_ffn_hidden_size moe_shared_expert_intermediate_size moe_router_score_function "
-        "moe_router_enable_expert_bias qk_layernorm add_qkv_bias layernorm_epsilon multi_latent_attention"
-    ).split()
-    found = {name: getattr(model, name) for name in same}
+    """The model's facts, and what today's MoE decoders share: RMSNorm, gated SiLU, no linear bias, no dropout."""
+    same = field_names(_transformer_class(model)) & set(ModelShape.model_fields)
+    found: dict[str, Any] = {name: getattr(model, name) for name in same}
     if model.multi_latent_attention:
-        latent = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-        found |= {name: getattr(model, name) for name in latent}
-        found |= {"rope_type": "rope", "rotary_base": model.rotary_base}
+        found["rope_type"] = "rope"
     dense = model.first_dense_layers
     return found | {
         "moe_layer_freq": [0] * dense + [1] * (model.num_layers - dense),
@@ -139,12 +136,11 @@ def _training_fields(training: TrainingShape) -> dict[str, Any]:
 def _derived_fields(candidate: Candidate) -> dict[str, Any]:
     """What follows from the knobs: Megatron-LM's arguments derive batch_p2p_comm the same way (arguments.py)."""
     layout = candidate.layout
-    derived: dict[str, Any] = {
+    return {
         "batch_p2p_comm": not candidate.knobs.get("overlap_p2p_comm", False),
         "expert_tensor_parallel_size": layout.expert_tensor,
+        "deallocate_pipeline_outputs": layout.pipeline > 1,  # sent outputs are not kept for the backward pass
     }
-    # The schedule sends fixed shapes of [sequence, micro-batch, hidden]; without this the last stage keeps its outputs.
-    return derived | {"deallocate_pipeline_outputs": layout.pipeline > 1}
 
 
 def _optimizer_fields(training: TrainingShape) -> dict[str, Any]:
@@ -156,5 +152,5 @@ def _optimizer_fields(training: TrainingShape) -> dict[str, Any]:
         "clip_grad": training.clip_grad,
         "params_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
-        "sgd_momentum": 0.0 if training.optimizer == "sgd" else 0.9,
+        "sgd_momentum": 0.0,  # plain SGD: the optimizer of the parity tests
     }

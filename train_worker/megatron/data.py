@@ -39,7 +39,8 @@ class TokenSource:
         targets = (random.zipf(1.3, length) - 1) % self.vocab_size  # a position on the cycle
         position = np.arange(length)
         jumped_at = np.maximum.accumulate(np.where(jumps, position, 0))
-        return cycle[(targets[jumped_at] + position - jumped_at) % self.vocab_size].astype(np.int64)
+        tokens: np.ndarray = cycle[(targets[jumped_at] + position - jumped_at) % self.vocab_size].astype(np.int64)
+        return tokens
 
     def _generator(self, name: str) -> np.random.Generator:
         digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()

@@ -1,8 +1,8 @@
 """The effective configuration, read back from the objects that were built, and how it differs from the request.
 
 Megatron overwrites and ignores settings without a word (grouped GEMM under the local spec, recompute of a module that
-has no code for it), so the request proves nothing. Each reader below looks at what will run: a class, a flag of a layer,
-a process group. Where no reader exists the built config object is read.
+has no code for it), so the request proves nothing. Each reader below looks at what will run: a class, a flag of a
+layer, a process group. Where no reader exists the built config object is read.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,8 @@ class Run:
     micro_batch_sizes: tuple[int, ...]
 
     def layers(self) -> list[TransformerLayer]:
-        return [module for model in self.built.models for module in model.modules() if isinstance(module, TransformerLayer)]
+        modules = (module for model in self.built.models for module in model.modules())
+        return [module for module in modules if isinstance(module, TransformerLayer)]
 
     def moe_layers(self) -> list[MoELayer]:
         return [layer.mlp for layer in self.layers() if isinstance(layer.mlp, MoELayer)]
@@ -84,7 +85,7 @@ def mismatch(candidate: Candidate, effective: dict[str, KnobValue]) -> Rejected 
     wrong = [
         f"{name}: requested {value!r}, effective {effective[name]!r}"
         for name, value in candidate.knobs.items()
-        if not _same(name, value, effective[name])
+        if not _same(name, _resolved(name, value, candidate), effective[name])
     ]
     return Rejected(rule="effective-differs", reason="; ".join(wrong)) if wrong else None
 
@@ -95,6 +96,11 @@ def first_mismatch_of_ranks(mine: Rejected | None) -> Rejected | None:
     torch.distributed.all_gather_object(found, mine.reason if mine else None)
     reasons = [reason for reason in found if reason]
     return Rejected(rule="effective-differs", reason=reasons[0]) if reasons else None
+
+
+def _resolved(name: str, value: KnobValue, candidate: Candidate) -> KnobValue:
+    """What a request of None means: an expert tensor size that follows TP."""
+    return candidate.layout.expert_tensor if name == "expert_tensor_parallel_size" else value
 
 
 def _same(name: str, requested: KnobValue, effective: KnobValue) -> bool:
@@ -143,10 +149,22 @@ def _shared_expert_overlap(run: Run) -> Any:
 
 
 def _recompute_modules(run: Run) -> Any:
-    """The modules that at least one layer of this rank really recomputes; unknown module names are taken from the config."""
+    """The asked modules without those that this rank has layers for and that none of them recomputes."""
     config = run.built.models[0].config
     asked = config.recompute_modules if config.recompute_granularity == "selective" else []
-    return [name for name in asked if name not in RECOMPUTE_FLAGS or any(_flag(name, layer) for layer in run.layers())]
+    return [name for name in asked if name not in RECOMPUTE_FLAGS or _recomputed(name, run)]
+
+
+def _recomputed(name: str, run: Run) -> bool:
+    """True also where the layers it is about are on other stages; a dense MLP may be nowhere."""
+    layers = run.layers()
+    if name in ("moe", "moe_act", "shared_experts"):
+        layers = [layer for layer in layers if isinstance(layer.mlp, MoELayer)]
+    elif name == "mlp":
+        layers = [layer for layer in layers if not isinstance(layer.mlp, MoELayer)]
+        if not layers:
+            return 0 in run.built.models[0].config.moe_layer_freq
+    return not layers or any(_flag(name, layer) for layer in layers)
 
 
 def _flag(name: str, layer: TransformerLayer) -> bool:
@@ -160,16 +178,12 @@ def _virtual_pipeline(run: Run) -> Any:
     return len(run.built.chunks) if len(run.built.chunks) > 1 else None
 
 
-def _expert_tensor(_: Run) -> Any:
-    return parallel_state.get_expert_tensor_parallel_world_size()
-
-
 READERS: dict[str, Callable[[Run], Any]] = {
     "tensor_model_parallel_size": lambda _: parallel_state.get_tensor_model_parallel_world_size(),
     "pipeline_model_parallel_size": lambda _: parallel_state.get_pipeline_model_parallel_world_size(),
     "context_parallel_size": lambda _: parallel_state.get_context_parallel_world_size(),
     "expert_model_parallel_size": lambda _: parallel_state.get_expert_model_parallel_world_size(),
-    "expert_tensor_parallel_size": _expert_tensor,
+    "expert_tensor_parallel_size": lambda _: parallel_state.get_expert_tensor_parallel_world_size(),
     "virtual_pipeline_model_parallel_size": _virtual_pipeline,
     "micro_batch_size": lambda run: _all_equal(list(run.micro_batch_sizes), "micro-batches"),
     "moe_token_dispatcher_type": _dispatcher,

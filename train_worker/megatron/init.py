@@ -35,7 +35,7 @@ def global_name(local_name: str, model: torch.nn.Module, config: TransformerConf
     """
     name = local_name
     if layer := LAYER.match(name):
-        number = model.decoder.layers[int(layer[1])].layer_number - 1
+        number = int(model.get_submodule(f"decoder.layers.{layer[1]}").layer_number) - 1  # type: ignore[arg-type]
         name = f"decoder.layers.{number}." + name[layer.end() :]
     first_expert = parallel_state.get_expert_model_parallel_rank() * (
         (config.num_moe_experts or 0) // parallel_state.get_expert_model_parallel_world_size()
@@ -54,7 +54,7 @@ def _slice_of(name: str, parameter: torch.nn.Parameter, config: TransformerConfi
     ranks, rank = 1, 0
     if getattr(parameter, "tensor_model_parallel", False):
         ranks, rank = _tensor_parallel_place(expert=not getattr(parameter, "allreduce", True))
-    dim = parameter.partition_dim if ranks > 1 else 0
+    dim = int(getattr(parameter, "partition_dim")) if ranks > 1 else 0  # noqa: B009  Megatron's mark, unknown to mypy
     shape = list(parameter.shape)
     shape[dim] *= ranks
     full = _draw(name, shape, config, seed, parameter.device)

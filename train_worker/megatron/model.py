@@ -32,9 +32,23 @@ class Built:
     models: list[GPTModel]
     optimizer: Any
 
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What lives from step to step on this rank: weights, gradient buffers, optimizer state, fp32 main weights."""
+        for model, chunk in zip(self.models, self.chunks, strict=True):
+            yield from model.parameters()
+            yield from model.buffers()
+            for buffer in chunk.buffers + chunk.expert_parallel_buffers:
+                yield from (data for data in (buffer.param_data, buffer.grad_data) if data is not None)
+        for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            if part.optimizer is None:  # a stage without parameters of this kind
+                continue
+            yield from (parameter for group in part.optimizer.param_groups for parameter in group["params"])
+            for state in part.optimizer.state.values():
+                yield from (value for value in state.values() if torch.is_tensor(value))
+
 
 def build(job: TrialJob, configs: MegatronConfigs) -> Built:
-    """Needs `parallel_state` initialised. Weights are Megatron's own draw, or layout-independent (training's choice)."""
+    """Needs `parallel_state` initialised. Weights are Megatron's draw or layout-independent, as the job says."""
     stages = job.candidate.layout.virtual_pipeline
     models = [_model(job, configs, stage) for stage in (range(stages) if stages else [None])]
     if job.training.layout_independent_init:

@@ -5,6 +5,7 @@ GPU host; a forked rank pays none of it. The fork is safe only while this proces
 CUDA ("Cannot re-initialize CUDA in forked subprocess").
 """
 
+import gc
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -26,12 +27,14 @@ def preload(device: Literal["cpu", "cuda"]) -> None:
         import transformer_engine.pytorch  # noqa: F401
     with _without_inductor() if device == "cpu" else nullcontext():
         import train_worker.megatron.trial  # noqa: F401
-    _import_what_torch_defers()
+    _import_what_is_deferred()
+    gc.collect()
+    gc.freeze()  # forks then neither scan nor copy the pages of what was imported
     if torch.cuda.is_initialized():
         raise RuntimeError("CUDA was initialised while importing: trials forked from here could not use it")
     threads = thread_count()
     if threads > 1:
-        raise RuntimeError(f"{threads} threads after importing, 1 expected: set OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1")
+        raise RuntimeError(f"{threads} threads after importing, not 1: set OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1")
 
 
 def thread_count() -> int:
@@ -40,9 +43,11 @@ def thread_count() -> int:
     return len(list(tasks.iterdir())) if tasks.exists() else 1
 
 
-def _import_what_torch_defers() -> None:
-    """Modules that the first trial would otherwise import in each fork (seen with -X importtime)."""
-    import torch.distributed.distributed_c10d  # noqa: F401
+def _import_what_is_deferred() -> None:
+    """What the first build or step would import in every fork (sys.modules before and after a trial): 3 s each."""
+    import megatron.core.models.mimo.model.base
+    import megatron.core.models.mimo.optimizer  # noqa: F401  get_megatron_optimizer asks whether the model is one
+    import torch._dynamo  # noqa: F401  torch's optimizers and dispatch modes are marked as not to be compiled
 
 
 @contextmanager

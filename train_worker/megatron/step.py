@@ -34,7 +34,7 @@ class Trainer:
         return [tokens for _ in self.built.chunks]
 
     def step(self, batches: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], float]:
-        """Train on one global batch. Returns this rank's micro-batch losses (empty but on the last stage), grad norm."""
+        """Train on one global batch. Returns the micro-batch losses (none but on the last stage) and the grad norm."""
         self.seen = []
         for chunk in self.built.chunks:
             chunk.zero_grad_buffer()
@@ -78,13 +78,13 @@ def trainer_of(job: TrialJob, configs: MegatronConfigs, built: Built, device: to
     ranks = parallel_state.get_data_parallel_world_size()
     total, size = job.training.global_batch_size, configs.micro_batch_size
     if total % (ranks * size):
-        raise ValueError(f"global_batch_size {total} is not divisible by micro_batch_size {size} x data parallel {ranks}")
+        raise ValueError(f"global_batch_size {total} is not divisible by micro_batch_size {size} x {ranks} data ranks")
     indices = indices_of_rank(total // (ranks * size), size, ranks, parallel_state.get_data_parallel_rank())
     return Trainer(job, configs, built, indices, device)
 
 
 def global_loss_and_norm(losses: list[torch.Tensor], grad_norm: float, device: torch.device) -> tuple[float, float]:
-    """Mean loss of the global batch and grad norm, equal on every rank; NaN or inf on one rank reaches all. Collective."""
+    """Mean loss of the global batch, and grad norm, equal on every rank; NaN or inf on one reaches all. Collective."""
     last_stage_ranks = torch.distributed.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
     mine = torch.stack(losses).double().mean().item() / last_stage_ranks if losses else 0.0
     both = torch.zeros(2, dtype=torch.float64, device=device)

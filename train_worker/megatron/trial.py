@@ -1,7 +1,8 @@
 """One trial on one rank: build, warm up, measure, and say what happened.
 
-Called in a process that `preload` prepared, with torch.distributed initialised (and, on cuda, the device set). Divergence
-and a configuration that is not the requested one are answers; every other failure is raised, for `train_worker.failures`.
+Called in a process that `preload` prepared, with torch.distributed initialised (and, on cuda, the device set).
+Divergence and a configuration that is not the requested one are answers; every other failure is raised, for
+`train_worker.failures`.
 """
 
 import math
@@ -13,6 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 
+from search_spaces.candidate import KnobValue
 from train_worker.cpu import megatron_on_cpu
 from train_worker.environment import fingerprint
 from train_worker.job import TrialJob
@@ -31,14 +33,14 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
     Raises ValueError for a knob that does not exist or a batch that does not divide, and whatever Megatron or torch
     raises. `Measured.phases` holds the phases of this rank so far; the caller adds its own.
     """
-    with megatron_on_cpu() if job.cluster.device == "cpu" else nullcontext(), _model_parallel(job):
+    with megatron_on_cpu() if job.cluster.device == "cpu" else nullcontext(), _model_parallel(job, progress):
         device = torch.device("cpu" if job.cluster.device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         with progress.within("build"):
             configs = configs_of(job)
             model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True)
             built = build(job, configs)
             trainer = trainer_of(job, configs, built, device)
-        steps = _Steps(trainer, progress, StepClock(device), PeakMemory(device))
+        steps = _Steps(trainer, progress, StepClock(device), PeakMemory(device, built.tensors))
         with progress.within("warmup"):
             diverged = steps.warm_up(job.training.warmup_steps)
         if diverged:
@@ -95,7 +97,7 @@ class _Steps:
 
 
 def _measured(
-    job: TrialJob, progress: Progress, steps: _Steps, built: Built, effective: dict[str, bool | int | float | str | None]
+    job: TrialJob, progress: Progress, steps: _Steps, built: Built, effective: dict[str, KnobValue]
 ) -> Measured:
     samples, warm = steps.samples(), job.training.warmup_steps
     seconds = progress.seconds
@@ -111,19 +113,20 @@ def _measured(
 
 
 @contextmanager
-def _model_parallel(job: TrialJob) -> Iterator[None]:
+def _model_parallel(job: TrialJob, progress: Progress) -> Iterator[None]:
     """Megatron's process groups for this layout; its globals are reset afterwards, so tests can run trials in a row."""
     layout = job.candidate.layout
     try:
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tensor,
-            pipeline_model_parallel_size=layout.pipeline,
-            virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
-            context_parallel_size=layout.context,
-            expert_model_parallel_size=layout.expert,
-            expert_tensor_parallel_size=layout.expert_tensor,
-            create_gloo_process_groups=False,
-        )
+        with progress.within("build"):
+            parallel_state.initialize_model_parallel(
+                tensor_model_parallel_size=layout.tensor,
+                pipeline_model_parallel_size=layout.pipeline,
+                virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
+                context_parallel_size=layout.context,
+                expert_model_parallel_size=layout.expert,
+                expert_tensor_parallel_size=layout.expert_tensor,
+                create_gloo_process_groups=False,
+            )
         yield
     finally:
         parallel_state.destroy_model_parallel()
