@@ -6,6 +6,7 @@ the points below are counted without listing them. So 2.7 million points take we
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.errors import Fault, InputError
@@ -57,9 +58,10 @@ def screen(
     """Screen every point. Raises InputError where more than `limit` points are legal: the space must be narrowed."""
     walk = _Walk(space, rules, Case({}, model, cluster, training, {}, stack), limit)
     walk.descend(0)
-    accepted = sorted(walk.accepted, key=lambda decided: _position(space, decided))
     rejected = sorted(walk.refusals(), key=lambda refusal: (-refusal.count, refusal.rule))
-    return Screening(space.size(), [space.candidate(decided) for decided in accepted], tuple(rejected))
+    return Screening(
+        space.size(), [space.candidate(decided) for decided in _sorted(space, walk.accepted)], tuple(rejected)
+    )
 
 
 def walk_order(space: SearchSpace, rules: Sequence[Rule]) -> tuple[Knob, ...]:
@@ -82,8 +84,10 @@ def _spoken(waiting: Sequence[frozenset[str]], decided: set[str]) -> int:
     return sum(1 for reads in waiting if reads <= decided)
 
 
-def _position(space: SearchSpace, decided: dict[str, KnobValue]) -> tuple[int, ...]:
-    return tuple(k.choices.index(decided[k.name]) if k.name in decided else -1 for k in space.knobs)
+def _sorted(space: SearchSpace, found: list[dict[str, KnobValue]]) -> list[dict[str, KnobValue]]:
+    """In the order of the space: the first knob's choices change slowest; where a knob is inactive comes first."""
+    ranks = [(k.name, {choice: i for i, choice in enumerate(k.choices)}) for k in space.knobs]
+    return sorted(found, key=lambda decided: [rank[decided[k]] if k in decided else -1 for k, rank in ranks])
 
 
 class _Walk:
@@ -97,7 +101,6 @@ class _Walk:
         self._decided: dict[str, KnobValue] = {}
         self._env: dict[str, str] = {}
         self._case = Case(self._decided, facts.model, facts.cluster, facts.training, self._env, facts.stack)
-        self._answers: dict[tuple[object, ...], str | None] = {}
         self._counts: dict[str, tuple[str, int, Candidate]] = {}
         self.accepted: list[dict[str, KnobValue]] = []
 
@@ -129,13 +132,13 @@ class _Walk:
 
     def _refusal(self, depth: int) -> Verdict | None:
         """The first refusal among the rules whose last knob was decided at `depth`, remembered by what they read."""
-        for rule, reads in self._ready[depth]:
-            key = (rule.id, *[self._decided.get(name, _ABSENT) for name in reads])
-            if key not in self._answers:
-                self._answers[key] = rule.refusal(self._case)
-            if reason := self._answers[key]:
-                return Verdict(rule.id, reason)
-        return None
+        rules, reads, answers = self._ready[depth]
+        if not rules:
+            return None
+        key = tuple(map(self._decided.get, reads))  # absent and None are one to a rule: Megatron's default
+        if key not in answers:
+            answers[key] = verdict(self._case, rules)
+        return answers[key]
 
     def _count(self, refused: Verdict, points: int) -> None:
         reason, count, example = self._counts.get(refused.rule) or (refused.reason, 0, self._example())
@@ -159,14 +162,19 @@ class _Walk:
         ]
 
 
-def _ready_rules(order: Sequence[Knob], rules: Sequence[Rule]) -> list[list[tuple[Rule, tuple[str, ...]]]]:
-    """For each depth the rules that can speak first there, with the knobs of the space they read."""
+class _Ready(NamedTuple):
+    """The rules that can speak first at one depth, the knobs they read, and their answers by the values of these."""
+
+    rules: tuple[Rule, ...]
+    reads: tuple[str, ...]
+    answers: dict[tuple[KnobValue, ...], Verdict | None]
+
+
+def _ready_rules(order: Sequence[Knob], rules: Sequence[Rule]) -> list[_Ready]:
+    """By depth: 0 for the rules that read no knob of the space."""
     depth_of = {knob.name: depth for depth, knob in enumerate(order, start=1)}
-    ready: list[list[tuple[Rule, tuple[str, ...]]]] = [[] for _ in range(len(order) + 1)]
+    at: list[list[Rule]] = [[] for _ in range(len(order) + 1)]
     for rule in rules:
-        reads = tuple(sorted(rule.reads & depth_of.keys()))
-        ready[max((depth_of[name] for name in reads), default=0)].append((rule, reads))
-    return ready
-
-
-_ABSENT = object()
+        at[max((depth_of[name] for name in rule.reads if name in depth_of), default=0)].append(rule)
+    reads = [sorted(name for name in depth_of if any(name in rule.reads for rule in ready)) for ready in at]
+    return [_Ready(tuple(ready), tuple(names), {}) for ready, names in zip(at, reads, strict=True)]

@@ -87,6 +87,12 @@ class SearchSpace:
         return {knob.name: knob for knob in self.knobs}
 
     @cached_property
+    def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the knobs proper, and of those that are environment variables."""
+        plain = tuple(knob.name for knob in self.knobs if not knob.is_env)
+        return plain, tuple(knob.name for knob in self.knobs if knob.is_env)
+
+    @cached_property
     def digest(self) -> str:
         """12 hex digits: equal for spaces with the same points and defaults, whatever their documentation."""
         rows = [[k.name, k.choices, k.default, [[c.knob, c.values, c.negated] for c in k.when]] for k in self.knobs]
@@ -116,8 +122,9 @@ class SearchSpace:
 
     def candidate(self, decided: Mapping[str, KnobValue]) -> Candidate:
         """The candidate of values that are already canonical: knobs in the order of the space, environment apart."""
-        knobs = {k.name: decided[k.name] for k in self.knobs if not k.is_env and k.name in decided}
-        env = {k.name: str(decided[k.name]) for k in self.knobs if k.is_env and decided.get(k.name) is not None}
+        plain, environment = self._names
+        knobs = {name: decided[name] for name in plain if name in decided}
+        env = {name: str(decided[name]) for name in environment if decided.get(name) is not None}
         # Unvalidated (30% of the screening time): the values are choices of this space, checked when it was made.
         return Candidate.model_construct(knobs=knobs, env=env)
 

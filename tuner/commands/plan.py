@@ -1,0 +1,77 @@
+"""`moetune plan`: what a sweep would try, and why the rest is refused. No GPU, no worker, no torch."""
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from search_spaces.candidate import Candidate
+from search_spaces.rules import case_of
+from search_spaces.screen import Refusal, screen, verdict
+from search_spaces.shapes import Noun
+from tuner.sweep import LoadedSweep
+
+FIRST_SHOWN = 10
+
+
+class PlanResult(Noun):
+    """The space before any worker starts. `rejected` by count, largest first; `first` in the order of the space."""
+
+    sweep: str
+    space: str
+    model: str
+    total: int = Field(description="points of the space")
+    accepted: int = Field(description="of them legal")
+    rejected: tuple[Refusal, ...]
+    default: Candidate
+    default_refused: str | None = Field(description="why the default cannot run; None where it can")
+    first: tuple[Candidate, ...]
+    trials: int = Field(description="the budget, or all legal points where they are fewer")
+    worker_hours_at_most: float = Field(description="trials x time limit x ranks; the search usually takes far less")
+
+
+def plan(loaded: LoadedSweep) -> PlanResult:
+    """Screen the space of a sweep. Raises InputError where it has more legal points than a search can hold."""
+    spec = loaded.spec
+    screening = screen(loaded.space, loaded.model, spec.cluster, spec.training, spec.stack)
+    default = loaded.space.default()
+    refused = verdict(case_of(default, loaded.model, spec.cluster, spec.training, spec.stack))
+    trials = min(spec.budget.trials, len(screening.accepted))
+    return PlanResult(
+        sweep=spec.name,
+        space=loaded.space.name,
+        model=loaded.model.name,
+        total=screening.total,
+        accepted=len(screening.accepted),
+        rejected=screening.rejected,
+        default=default,
+        default_refused=f"{refused.reason} [{refused.rule}]" if refused else None,
+        first=tuple(screening.accepted[:FIRST_SHOWN]),
+        trials=trials,
+        worker_hours_at_most=trials * spec.budget.trial_time_limit_s * spec.cluster.workers_per_trial / 3600,
+    )
+
+
+def render(found: PlanResult, console: Console) -> None:
+    """Print a plan for people."""
+    share = found.accepted / found.total
+    console.print(
+        f"Sweep {found.sweep}: space {found.space} of {found.total:,} points on {found.model}; "
+        f"{found.accepted:,} can run here ({share:.2%})",
+        highlight=False,
+    )
+    table = Table("points", "rule", "why, and what to do", title="Refused", title_justify="left")
+    for refusal in found.rejected:
+        table.add_row(f"{refusal.count:,}", refusal.rule, Text(refusal.reason))
+    if found.rejected:
+        console.print(table)
+    settings = " ".join(f"{name}={value}" for name, value in found.default.knobs.items())
+    state = "can run" if found.default_refused is None else f"cannot run: {found.default_refused}"
+    console.print(f"Default configuration ({state}): {settings}", markup=False, highlight=False)
+    console.print(f"First of the {found.accepted:,} legal ones:", highlight=False)
+    for candidate in found.first:
+        console.print(f"  {candidate.id}  {candidate.label(found.default)}", markup=False, highlight=False)
+    console.print(
+        f"Budget: {found.trials} trials, at most {found.worker_hours_at_most:.2f} worker-hours if each took its limit",
+        highlight=False,
+    )
