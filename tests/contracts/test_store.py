@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 
 from search_spaces.errors import MoetuneError
+from tests.tracking.runs import prepare, read_runs
 from tests.tracking.sample import sweep
 from tracking.journal import Journal, read_events
+from tracking.mlflow_store import MlflowStore
+from tracking.mlflow_view import MlflowView
 from tracking.record import Event
 from tracking.store import Store
+from tracking.uri import default_uri
 
 # A fresh or reopened store in a folder, and what that folder holds, as something that compares equal for equal content.
 Pair = tuple[Callable[[Path], Store], Callable[[Path], object]]
@@ -24,7 +28,23 @@ def journal_content(folder: Path) -> object:
     return read_events(folder / "journal.jsonl")
 
 
-STORES: dict[str, Pair] = {"journal": (open_journal, journal_content)}
+def open_mlflow(folder: Path) -> Store:
+    return MlflowStore(prepare(folder))
+
+
+def open_view(folder: Path) -> Store:
+    return MlflowView(prepare(folder))
+
+
+def mlflow_content(folder: Path) -> object:
+    return read_runs(default_uri(folder))
+
+
+STORES: dict[str, Pair] = {
+    "journal": (open_journal, journal_content),
+    "mlflow": (open_mlflow, mlflow_content),
+    "mlflow view": (open_view, mlflow_content),
+}
 
 
 @pytest.fixture(params=STORES)
