@@ -15,7 +15,7 @@ help:
 	@echo "make check        style, types, import directions, documents"
 	@echo "make format       rewrite the sources in the project's style"
 	@echo "make constraints  pin again after pyproject.toml changed (UPGRADE=1: newest versions)"
-	@echo "make clean        remove .venv, .bootstrap and caches; results under runs/ stay"
+	@echo "make clean        remove .venv, .bootstrap and caches; results stay"
 
 env:
 	@scripts/bootstrap.sh run
@@ -25,11 +25,10 @@ env-dev:
 
 demo: env
 	$(MOETUNE) run examples/laptop.yaml
-	@echo
-	@echo "Dashboard: make ui   (or: $(MOETUNE) ui)"
+	@echo "make ui opens the dashboard, on loopback"
 
 ui: env
-	$(MOETUNE) ui
+	$(MOETUNE) ui examples/laptop.yaml
 
 test: env-dev
 	.venv/bin/python -m pytest $(ARGS)
@@ -48,7 +47,7 @@ format: env-dev
 constraints:
 	@scripts/constraints.sh $(if $(UPGRADE),--upgrade)
 
-# runs/ (journals, results) is the user's and stays.
+# Journals and results are the user's and stay.
 clean:
 	rm -rf .venv .bootstrap .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis moetune.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

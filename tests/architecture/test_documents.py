@@ -4,10 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from tests.architecture.project import PACKAGES, ROOT, files, folders, text
 
@@ -161,9 +164,40 @@ def test_the_tree_in_the_readme_is_the_real_one() -> None:
     assert tree() == real
 
 
+def keys(noun: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key of a sweep file with its field; the facts of a model and of a stack have their own places."""
+    for name, field in noun.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+def test_every_key_of_a_sweep_file_is_documented() -> None:
+    from tuner.sweep_spec import SweepSpec
+
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) ?\|", text(Path("docs/sweep-file.md")), re.MULTILINE)
+    fields = dict(keys(SweepSpec))
+    assert [name for name, _ in rows] == list(dict.fromkeys(name for name, _ in rows)), "a key stands twice"
+    assert {name for name, _ in rows} == set(fields)
+    for name, said in rows:
+        default = fields[name].default
+        if fields[name].is_required() or name.startswith("model."):
+            assert not said, name
+        elif name != "space.choices":
+            written = {None: "none", True: "true"}.get(default, str(default))
+            assert said == written or float(said) == default, f"{name} is {written}, not {said}"
+
+
 def test_exit_codes_in_the_readme_are_those_of_the_errors() -> None:
     from search_spaces import errors
 
     said = {int(code) for code in re.findall(r"^\| (\d+) \|", text(Path("README.md")), re.MULTILINE)}
-    kinds = (errors.InputError, errors.NothingAcceptable, errors.ResourceMissing, errors.Interrupted)
+    kinds = (
+        errors.MoetuneError,
+        errors.InputError,
+        errors.NothingAcceptable,
+        errors.ResourceMissing,
+        errors.Interrupted,
+    )
     assert said == {0} | {kind.exit_code for kind in kinds}
