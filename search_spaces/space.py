@@ -78,6 +78,8 @@ class SearchSpace:
         for knob in self.knobs:
             if knob.name in seen or not knob.choices or not knob.allows(knob.default):
                 raise ValueError(f"{self.name}: knob {knob.name} is repeated, empty, or its default is no choice")
+            if knob.is_env and not all(choice is None or isinstance(choice, str) for choice in knob.choices):
+                raise ValueError(f"{self.name}: environment variable {knob.name} takes text, or null to leave it unset")
             if late := [c.knob for c in knob.when if c.knob not in seen]:
                 raise ValueError(f"{self.name}: conditions of {knob.name} refer to later knobs {late}")
             seen.add(knob.name)

@@ -1,0 +1,169 @@
+"""Screening counts exactly what listing every point would count, and prunes as it goes."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_spaces.candidate import KnobValue
+from search_spaces.errors import InputError
+from search_spaces.named_spaces import LAPTOP, MOE_CORE
+from search_spaces.presets import load_model
+from search_spaces.rules import ALL_RULES, Case, Rule, case_of
+from search_spaces.screen import Screening, screen, verdict, walk_order
+from search_spaces.shapes import ClusterShape, ModelShape, TrainingShape
+from search_spaces.space import SearchSpace
+from tests.search_spaces.cases import LAPTOP_RANKS, STACK, TINY, TRAINING, gpus
+from tests.search_spaces.test_space import listed, spaces
+
+
+def slow_screen(space: SearchSpace, rules: tuple[Rule, ...], facts: Case) -> tuple[list[str], Counter[str]]:
+    """Ids of the legal points and counts by rule, listing every point; a rule speaks once its knobs are decided."""
+    order = walk_order(space, rules)
+    depth = {knob.name: number for number, knob in enumerate(order, start=1)}
+    when = {rule.id: max((depth[name] for name in rule.reads if name in depth), default=0) for rule in rules}
+    by_depth = sorted(rules, key=lambda rule: when[rule.id])  # stable: the order of the table within a depth
+    accepted, refused = [], Counter[str]()
+    for point in listed(space):
+        candidate = space.canonical(point)
+        case = case_of(candidate, facts.model, facts.cluster, facts.training, facts.stack)
+        if found := verdict(case, by_depth):
+            refused[found.rule] += 1
+        else:
+            accepted.append(candidate.id)
+    return accepted, refused
+
+
+def same(screening: Screening, space: SearchSpace, rules: tuple[Rule, ...], facts: Case) -> None:
+    accepted, refused = slow_screen(space, rules, facts)
+    assert [candidate.id for candidate in screening.accepted] == accepted
+    assert {refusal.rule: refusal.count for refusal in screening.rejected} == dict(refused)
+    assert screening.total == len(accepted) + refused.total()
+
+
+@st.composite
+def rules_for(draw: st.DrawFn, space: SearchSpace) -> tuple[Rule, ...]:
+    """Rules that refuse one drawn combination of values of one to three knobs."""
+    made = []
+    for number in range(draw(st.integers(0, 4))):
+        names = draw(st.lists(st.sampled_from([k.name for k in space.knobs]), min_size=1, max_size=3, unique=True))
+        wanted = {name: draw(st.sampled_from(space.by_name[name].choices)) for name in names}
+
+        def check(case: Case, wanted: dict[str, KnobValue] = wanted) -> str | None:
+            found = {n: case.env.get(n) if n.isupper() else case.knobs.get(n) for n in wanted}
+            hit = all(str(found[n]) == str(value) for n, value in wanted.items())
+            return f"{wanted} is refused" if hit else None
+
+        made.append(Rule(f"R-{number}", frozenset(names), check, "drawn", "change it"))
+    return tuple(made)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_counts_are_those_of_brute_force_on_drawn_spaces(data: st.DataObject) -> None:
+    space = data.draw(spaces())
+    rules = data.draw(rules_for(space))
+    facts = Case({}, TINY, LAPTOP_RANKS, TRAINING)
+    same(screen(space, TINY, LAPTOP_RANKS, TRAINING, rules=rules), space, rules, facts)
+
+
+@pytest.mark.parametrize(
+    ("space", "cluster", "training"),
+    [
+        (
+            LAPTOP.restrict({"micro_batch_size": [1, 8], "fp8_recipe": ["delayed"], "cuda_graph_modules": ["attn"],
+                             "moe_flex_dispatcher_backend": ["deepep"], "recompute_modules": ["moe", "moe_act"],
+                             "use_distributed_optimizer": [False], "cuda_graph_impl": ["none", "local"]}),
+            LAPTOP_RANKS, TRAINING,
+        ),
+        (
+            MOE_CORE.restrict({"micro_batch_size": [4], "fp8_recipe": ["delayed", "mxfp8"],
+                               "recompute_modules": ["layernorm", "moe"], "recompute_method": ["uniform"],
+                               "tensor_model_parallel_size": [1, 2], "pipeline_model_parallel_size": [1, 2],
+                               "virtual_pipeline_model_parallel_size": [None, 2], "expert_tensor_parallel_size": [1],
+                               "expert_model_parallel_size": [1, 4], "moe_token_dispatcher_type": ["alltoall", "flex"],
+                               "overlap_grad_reduce": [False], "use_distributed_optimizer": [False],
+                               "cuda_graph_modules": ["attn+moe_router"], "delay_wgrad_compute": [False]}),
+            gpus(8), TrainingShape(sequence_length=128, global_batch_size=64),
+        ),
+    ],
+    ids=["laptop", "moe-core"],
+)  # fmt: skip
+def test_counts_are_those_of_brute_force_on_the_real_rules(
+    space: SearchSpace, cluster: ClusterShape, training: TrainingShape
+) -> None:
+    assert 2_000 < space.size() < 40_000, "large enough to mean something, small enough to list"
+    screening = screen(space, TINY, cluster, training, STACK)
+    assert screening.accepted
+    same(screening, space, ALL_RULES, Case({}, TINY, cluster, training, stack=STACK))
+
+
+@pytest.fixture(scope="module")
+def laptop() -> Screening:
+    return screen(LAPTOP, TINY, LAPTOP_RANKS, TRAINING)
+
+
+def test_the_laptop_space_has_known_counts(laptop: Screening) -> None:
+    """888 = 2 dispatchers x 4 micro-batches x 111: layout and data parallelism (recompute counted with each).
+
+    Layouts without DP (PP 2: plain 7 recomputes, VPP 6, and TP 2 with ETP 2 or EP 2: 7 each): 7 + 6 + 7 + 7 = 27;
+    with DP (EP 1, EP 2, and TP 2 with ETP 1): 3 x 7 recomputes x 4 settings = 84.
+    """
+    assert laptop.total == 2_688_000
+    assert len(laptop.accepted) == 2 * 4 * (27 + 84) == 888
+    assert laptop.total == 888 + sum(refusal.count for refusal in laptop.rejected)
+    assert laptop.accepted[0].id == LAPTOP.default().id
+    assert len({candidate.id for candidate in laptop.accepted}) == 888
+
+
+def test_what_is_accepted_breaks_no_rule_and_each_example_breaks_its_own(laptop: Screening) -> None:
+    by_id = {rule.id: rule for rule in ALL_RULES}
+    for candidate in laptop.accepted:
+        assert verdict(case_of(candidate, TINY, LAPTOP_RANKS, TRAINING)) is None
+        assert LAPTOP.canonical(LAPTOP.values(candidate)).id == candidate.id
+    for refusal in laptop.rejected:
+        case = case_of(refusal.example, TINY, LAPTOP_RANKS, TRAINING)
+        assert by_id[refusal.rule].refusal(case) is not None
+        assert refusal.count > 0
+
+
+def test_what_this_machine_lacks_is_in_the_space_and_refused_with_its_reason(laptop: Screening) -> None:
+    reasons = {refusal.rule: refusal.reason for refusal in laptop.rejected}
+    for rule, word in {
+        "CPU-01": "flex", "CPU-02": "FP8", "CPU-03": "graphs", "CPU-04": "EP overlap", "CPU-06": "moe_act",
+        "PAR-27": "trains wrong",
+    }.items():  # fmt: skip
+        assert word in reasons[rule]
+
+
+def test_screening_lists_only_what_it_must() -> None:
+    """The work is bounded by prefixes: 2.7 million points with fewer than 60,000 questions to rules."""
+    asked = Counter[str]()
+
+    def counted(rule: Rule) -> Rule:
+        def check(case: Case) -> str | None:
+            asked[rule.id] += 1
+            return rule.check(case)
+
+        return Rule(rule.id, rule.reads, check, rule.source, rule.fix)
+
+    screening = screen(LAPTOP, TINY, LAPTOP_RANKS, TRAINING, rules=tuple(map(counted, ALL_RULES)))
+    assert len(screening.accepted) == 888
+    assert asked.total() < 60_000
+
+
+def test_too_many_legal_points_name_the_knobs_to_narrow() -> None:
+    with pytest.raises(InputError, match="more than 100 legal points") as caught:
+        screen(LAPTOP, TINY, LAPTOP_RANKS, TRAINING, limit=100)
+    assert "recompute_modules (5)" in caught.value.next_step
+
+
+def test_one_h200_leaves_recompute_precision_graphs_and_micro_batch() -> None:
+    model: ModelShape = load_model("qwen3-30b-a3b-4l")
+    screening = screen(MOE_CORE, model, gpus(1), TrainingShape(sequence_length=4096, global_batch_size=16), STACK)
+    changed = {name for candidate in screening.accepted for name in candidate.knobs}
+    assert {"fp8_recipe", "cuda_graph_modules", "recompute_modules", "micro_batch_size"} <= changed
+    assert all(candidate.layout.expert == 1 for candidate in screening.accepted)
+    assert not any(candidate.knobs["moe_token_dispatcher_type"] == "flex" for candidate in screening.accepted)
+    assert not any(candidate.knobs.get("fp8_recipe") == "mxfp8" for candidate in screening.accepted)
