@@ -13,6 +13,7 @@ from search_spaces.rules import ALL_RULES, Case, compute_capability
 from search_spaces.rules.rule import Rule
 from search_spaces.rules.versions import older
 from search_spaces.screen import verdict
+from search_spaces.shapes import ClusterShape
 from search_spaces.space import Knob
 from tests.search_spaces.cases import SHORT, case, cpus, gpus
 
@@ -264,24 +265,24 @@ ENVIRONMENT = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None)
 @given(ANY_KNOBS, ENVIRONMENT, st.sampled_from((cpus(2), H2, H8, BLACKWELL)), st.booleans())
 def test_a_rule_reads_no_knob_but_those_it_names(
-    knobs: dict[str, KnobValue], env: dict[str, str], cluster: object, versions: bool
+    knobs: dict[str, KnobValue], env: dict[str, str], cluster: ClusterShape, versions: bool
 ) -> None:
     """Screening asks a rule as soon as what it names is decided: a hidden read would make pruning wrong."""
-    full = case(cluster, env=env, stack={} if versions else None, **knobs)  # type: ignore[arg-type]
+    full = case(cluster, env=env, stack={} if versions else None, **knobs)
     for rule in ALL_RULES:
         named = {name: value for name, value in knobs.items() if name in rule.reads}
         less = {name: value for name, value in env.items() if name in rule.reads}
-        part = case(cluster, env=less, stack={} if versions else None, **named)  # type: ignore[arg-type]
+        part = case(cluster, env=less, stack={} if versions else None, **named)
         assert rule.refusal(full) == rule.refusal(part), rule.id
 
 
 @settings(max_examples=300, deadline=None)
 @given(ANY_KNOBS, st.sampled_from((cpus(2), H2, H8, BLACKWELL)))
-def test_to_a_rule_an_absent_knob_and_none_are_one(knobs: dict[str, KnobValue], cluster: object) -> None:
+def test_to_a_rule_an_absent_knob_and_none_are_one(knobs: dict[str, KnobValue], cluster: ClusterShape) -> None:
     """Screening remembers answers under that assumption."""
     set_only = {name: value for name, value in knobs.items() if value is not None}
     for rule in ALL_RULES:
-        assert rule.refusal(case(cluster, **knobs)) == rule.refusal(case(cluster, **set_only)), rule.id  # type: ignore[arg-type]
+        assert rule.refusal(case(cluster, **knobs)) == rule.refusal(case(cluster, **set_only)), rule.id
 
 
 def test_layouts_seen_to_train_are_accepted() -> None:

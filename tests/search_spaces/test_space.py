@@ -135,7 +135,7 @@ def test_sizes_may_be_widened_and_words_may_not() -> None:
     assert LAPTOP.restrict({"micro_batch_size": [16]}).default().knobs["micro_batch_size"] == 16
     for wrong in ({"micro_batch_size": [0]}, {"micro_batch_size": []}, {"fp8": ["e4m3"]}, {"micro_batch": [1]}):
         with pytest.raises(InputError):
-            LAPTOP.restrict(wrong)  # type: ignore[arg-type]
+            LAPTOP.restrict(wrong)
 
 
 def test_a_space_with_a_late_condition_or_a_foreign_default_cannot_be_built() -> None:
