@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 import ray.train
@@ -112,8 +112,8 @@ def run_one(config: dict[str, Any]) -> str:
     return report.model_dump_json()
 
 
-def describe(config: dict[str, Any]) -> str:
-    """Train function of `moetune fingerprint`: this worker's fingerprint as JSON, from rank 0."""
+def describe(device: Literal["cpu", "cuda"]) -> str:
+    """A Ray task of `moetune fingerprint`: this worker's fingerprint as JSON."""
     from train_worker.environment import fingerprint
 
-    return fingerprint(config["device"]).model_dump_json()
+    return fingerprint(device).model_dump_json()

@@ -5,6 +5,7 @@ Sources of the texts: torch's allocator, NCCL's disguises of an out-of-memory (`
 """
 
 import traceback
+from typing import Literal
 
 from train_worker.outcome import Crashed, Outcome, OutOfMemory, Rejected
 
@@ -39,7 +40,8 @@ PEER_LOST = (
     "connection refused",
 )
 NETWORK = ("address already in use", "eaddrinuse", "no route to host", "failed to connect to")
-# Raised while the objects are built, these say that the stack refuses the configuration.
+# Raised while the objects are built or first used, these say that the stack refuses the configuration: Megatron
+# has checks in its layers (TP without sequence parallelism) that speak in the first forward only.
 REFUSALS = (ValueError, AssertionError, NotImplementedError, ImportError)
 DETAIL_CHARACTERS = 4000
 
@@ -49,29 +51,31 @@ def is_collateral(error: BaseException) -> bool:
     return not _out_of_memory(error) and any(text in _words(error) for text in PEER_LOST)
 
 
-def classify(error: BaseException, phase: str) -> Outcome:
-    """The outcome of a rank that raised `error` in `phase`."""
+def classify(error: BaseException, phase: str, step: int = -1) -> Outcome:
+    """The outcome of a rank that raised `error` in `phase`, at optimizer step `step` (-1: before the first)."""
     where = _out_of_memory(error)
     detail = _detail(error)
-    if where == "device":
-        return OutOfMemory(where="device", phase=phase, detail=detail)
-    if where == "host":
-        return OutOfMemory(where="host", phase=phase, detail=detail)
-    if phase == "build" and (isinstance(error, REFUSALS) or "is not divisible by" in str(error)):
+    if where:
+        return OutOfMemory(where=where, phase=phase, detail=detail)
+    refusing = phase == "build" or (phase == "warmup" and step <= 0)
+    if refusing and (isinstance(error, REFUSALS) or "is not divisible by" in str(error)):
         return Rejected(rule="stack-refuses", reason=f"{type(error).__name__}: {error}"[:DETAIL_CHARACTERS])
     network = any(text in _words(error) for text in NETWORK) and phase == "process_group"
     return Crashed(phase=phase, detail=detail, infrastructure=network)
 
 
-def _out_of_memory(error: BaseException) -> str | None:
-    module, words = type(error).__module__, _words(error)
-    if type(error).__name__ == "OutOfMemoryError":
-        return "host" if module.startswith("ray") else "device"
-    if any(text in words for text in DEVICE_OUT_OF_MEMORY):
+def out_of_memory_in(text: str) -> Literal["device", "host"] | None:
+    """Which memory ran out, by the words of an error or a log; None where they do not say so."""
+    words = text.lower()
+    if any(each in words for each in DEVICE_OUT_OF_MEMORY):
         return "device"
-    if isinstance(error, MemoryError) or any(text in words for text in HOST_OUT_OF_MEMORY):
-        return "host"
-    return None
+    return "host" if any(each in words for each in HOST_OUT_OF_MEMORY) else None
+
+
+def _out_of_memory(error: BaseException) -> Literal["device", "host"] | None:
+    if type(error).__name__ == "OutOfMemoryError":
+        return "host" if type(error).__module__.startswith("ray") else "device"
+    return "host" if isinstance(error, MemoryError) else out_of_memory_in(str(error))
 
 
 def _words(error: BaseException) -> str:

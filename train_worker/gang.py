@@ -64,7 +64,9 @@ class LocalGang:
 
     def __enter__(self) -> Self:
         for host in self.hosts:
-            host.start()
+            host.spawn()  # all import at the same time
+        for host in self.hosts:
+            host.wait_ready()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -5,7 +5,7 @@ milliseconds. A Ray worker cannot be that process: it has threads, and forking i
 exactly one thread and never touches the accelerator, so a child starts with a clean CUDA state.
 
 Protocol: JSON lines. In: {"fork": {...}} as `ForkRequest`. Out: {"ready": ...}, {"forked": pid},
-{"exited": pid, "status": n, "oom_kills": n}. End of input kills the children and ends the parent.
+{"exited": pid, "status": n}. End of input kills the children and ends the parent.
 Run as `python -m train_worker.parent cpu|cuda`.
 """
 
@@ -15,7 +15,6 @@ import faulthandler
 import gc
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -43,23 +42,6 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def oom_kills() -> int:
-    """Kernel OOM kills in this process's memory cgroup so far (cgroup v2, then v1); 0 where it cannot be read."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            file = Path(f"/sys/fs/cgroup{path}/memory.events")
-        elif "memory" in controllers.split(","):
-            file = Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-        else:
-            continue
-        with contextlib.suppress(OSError):
-            counts = dict(entry.split() for entry in file.read_text().splitlines())
-            if "oom_kill" in counts:
-                return int(counts["oom_kill"])
-    return 0
-
-
 def threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
@@ -83,7 +65,8 @@ def main() -> None:
 
 def _serve() -> None:
     """Fork on request and report exits, in one thread: poll() over stdin and one pidfd a child."""
-    poller, children = select.poll(), {}
+    poller = select.poll()
+    children: dict[int, int] = {}  # pidfd -> pid
     stdin = sys.stdin.fileno()
     poller.register(stdin, select.POLLIN | select.POLLHUP)
     pending = b""
@@ -96,17 +79,17 @@ def _serve() -> None:
                     return
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
-                    pid, kills = _fork(ForkRequest.model_validate_json(line)), oom_kills()
+                    pid = _fork(ForkRequest.model_validate_json(line))
                     watch = os.pidfd_open(pid)
-                    children[watch] = (pid, kills)
+                    children[watch] = pid
                     poller.register(watch, select.POLLIN)
                     _say(forked=pid)
             elif descriptor in children:
-                pid, kills_before = children.pop(descriptor)
+                pid = children.pop(descriptor)
                 poller.unregister(descriptor)
                 os.close(descriptor)
                 _, status = os.waitpid(pid, 0)
-                _say(exited=pid, status=status, oom_kills=oom_kills() - kills_before)
+                _say(exited=pid, status=status)
 
 
 def _fork(request: ForkRequest) -> int:
@@ -135,21 +118,10 @@ def _become_rank(request: ForkRequest) -> None:
     stacks = (request.folder / f"rank-{request.place.rank}.stacks").open("w")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     apply_environment(request.job, request.place)
-    if request.job.cluster.device == "cpu" and request.job.cluster.memory_bytes is not None:
-        limit = _data_bytes() + request.job.cluster.memory_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _data_bytes() -> int:
-    """Data segment of this process now (imports included), bytes: what the limit must leave room for."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _kill_all(children: list[tuple[int, int]]) -> None:
-    for pid, _ in children:
+def _kill_all(children: list[int]) -> None:
+    for pid in children:
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(pid, signal.SIGKILL)

@@ -5,6 +5,7 @@ Called in a fresh child of the clean parent (`train_worker.parent`), or in proce
 """
 
 import os
+import resource
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -57,7 +58,7 @@ def guarded(job: TrialJob, place: RankPlace, progress: Progress, open_group: Cal
         print(f"rank {place.rank} failed in {progress.phase}: {error!r}", file=sys.stderr)
         return RankReport(
             rank=place.rank,
-            outcome=classify(error, progress.phase),
+            outcome=classify(error, progress.phase, progress.step),
             collateral=is_collateral(error),
             phase=progress.phase,
             step=progress.step,
@@ -88,6 +89,19 @@ def _open_process_group(job: TrialJob, place: RankPlace, folder: Path) -> None:
         announce(folder, place.master_host, store.port)
     backend = "nccl" if job.cluster.device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=limit)
+    if job.cluster.device == "cpu" and job.cluster.memory_bytes is not None:
+        limit_memory(job.cluster.memory_bytes)
+
+
+def limit_memory(memory_bytes: int) -> None:
+    """Let this process take `memory_bytes` more than it has now; beyond that its allocator fails.
+
+    The limit is on the data segment (RLIMIT_DATA), not on address space: torch maps gigabytes that it never touches.
+    Set after the process group is open, since the stacks of gloo's threads count too.
+    """
+    used = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
+    limit = int(used.split()[1]) * 1024 + memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def announce(folder: Path, host: str, port: int) -> None:

@@ -50,6 +50,8 @@ class RankHost:
         self._pid: int | None = None
         self._killed: KillReason | None = None
         self._begun = 0.0
+        self._oom_file: Path | None = None
+        self._oom_kills = 0
 
     @property
     def busy(self) -> bool:
@@ -71,6 +73,11 @@ class RankHost:
 
     def start(self) -> None:
         """Start the clean parent and wait until it has imported everything. Raises ParentLost."""
+        self.spawn()
+        self.wait_ready()
+
+    def spawn(self) -> None:
+        """Start the clean parent; `wait_ready` must follow."""
         self.folder.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         env |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONUNBUFFERED": "1"} | self.extra_env
@@ -87,6 +94,9 @@ class RankHost:
         assert self._parent.stdout is not None
         os.set_blocking(self._parent.stdout.fileno(), False)
         self._selector.register(self._parent.stdout, selectors.EVENT_READ)
+
+    def wait_ready(self) -> None:
+        """Wait until the spawned parent has imported everything. Raises ParentLost."""
         deadline = time.monotonic() + START_LIMIT_S
         while not self._messages:
             self._read(0.2)
@@ -107,11 +117,14 @@ class RankHost:
         if self._parent is None or self._parent.poll() is not None:
             self._drop_parent()
             self.start()
+        assert self._parent is not None
         self._job, self._place, self._begun = job, place, time.monotonic()
         shutil.rmtree(self.trial_folder, ignore_errors=True)
         self.trial_folder.mkdir(parents=True)
+        # Counted here and not by the parent, which may be the kernel's choice itself.
+        self._oom_file = oom_file(self._parent.pid)
+        self._oom_kills = count_oom_kills(self._oom_file)
         request = ForkRequest(job=job, place=place, folder=self.trial_folder)
-        assert self._parent is not None
         assert self._parent.stdin is not None
         # A parent that has just died breaks the pipe; poll() then finds the end of file and reports it.
         with contextlib.suppress(BrokenPipeError):
@@ -199,7 +212,7 @@ class RankHost:
             "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
             "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
             "killed": self._killed,
-            "host_oom_kills": int(ended.get("oom_kills", 0)),
+            "host_oom_kills": count_oom_kills(self._oom_file) - self._oom_kills,
             "wall_s": wall_s,
         }
         found = _read_report(report_path(folder, rank))
@@ -223,6 +236,29 @@ class RankHost:
 
     def _parent_log(self) -> str:
         return _tail(self.folder / "parent.log")
+
+
+def oom_file(pid: int) -> Path | None:
+    """Where the kernel counts OOM kills of the memory cgroup of `pid` (v1 or v2); None where it cannot be found."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if "memory" in controllers.split(","):
+            return Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+        if not controllers and (found := Path(f"/sys/fs/cgroup{path}/memory.events")).exists():
+            return found
+    return None
+
+
+def count_oom_kills(file: Path | None) -> int:
+    """OOM kills counted in `file`; 0 where it cannot be read."""
+    try:
+        lines = file.read_text().splitlines() if file else []
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _read_report(path: Path) -> RankReport | None:

@@ -7,6 +7,7 @@ collective broke). `combine` finds the root cause over all ranks, never just ran
 from typing import Literal
 
 from search_spaces.shapes import Noun
+from train_worker.failures import out_of_memory_in
 from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
 
 KillReason = Literal["deadline", "peer", "stop"]
@@ -56,6 +57,8 @@ def explain(report: RankReport, time_limit_s: float) -> Outcome:
         return Hung(phase=report.phase, time_limit_s=time_limit_s, detail=report.stacks or report.log_tail)
     if report.signal == SIGKILL and report.host_oom_kills:
         return OutOfMemory(where="host", phase=report.phase, detail="killed by the kernel's OOM killer")
+    if where := out_of_memory_in(report.log_tail):  # C++ aborts on a failed allocation, with a last word in the log
+        return OutOfMemory(where=where, phase=report.phase, detail=report.log_tail)
     end = f"signal {report.signal}" if report.signal else f"exit code {report.exit_code}"
     return Crashed(
         phase=report.phase,

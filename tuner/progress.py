@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from tracking.record import Compared, Event, Proposed, Screened, SweepStarted, TrialRecord
-from train_worker.outcome import Crashed, Diverged, Hung, Measured, OutOfMemory, Outcome, Rejected
+from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
 from tuner.objective import Objective, score
 from tuner.sweep import LoadedSweep
 
@@ -97,7 +97,9 @@ class Progress:
         budget, done = self.sweep.spec.budget, sum(self.outcomes.values())
         spent = time.monotonic() - self.began
         table = Table(title=f"moetune {self.sweep.spec.name}: {self.status}", title_justify="left", show_header=False)
-        table.add_row("trials", f"{done} of {budget.trials}: " + ", ".join(f"{n} {k}" for k, n in self.outcomes.items()))
+        table.add_row(
+            "trials", f"{done} of {budget.trials}: " + ", ".join(f"{n} {k}" for k, n in self.outcomes.items())
+        )
         left = "" if budget.wall_time_s is None else f", {max(budget.wall_time_s - spent, 0):.0f} s of search left"
         table.add_row("time", f"{spent:.0f} s{left}")
         if self.running:

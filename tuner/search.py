@@ -158,9 +158,7 @@ def _codes(rows: Sequence[Mapping[str, KnobValue]], space: SearchSpace) -> "np.n
     return table
 
 
-def _live_choices(
-    rows: Sequence[Mapping[str, KnobValue]], space: SearchSpace
-) -> dict[str, tuple[KnobValue, ...]]:
+def _live_choices(rows: Sequence[Mapping[str, KnobValue]], space: SearchSpace) -> dict[str, tuple[KnobValue, ...]]:
     """For each knob the choices that some legal candidate has: what no candidate can have is never asked."""
     live: dict[str, tuple[KnobValue, ...]] = {}
     for knob in space.knobs:

@@ -135,7 +135,7 @@ class SweepSession:
         for listener in self._listeners:
             try:
                 listener(event)
-            except Exception:  # noqa: BLE001 - a view may fail in any way; the sweep and its journal go on
+            except Exception:
                 logger.exception("a listener failed on %s", event.event)
 
     def job(self, trial_id: str, candidate: Candidate) -> TrialJob:

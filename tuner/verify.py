@@ -14,9 +14,7 @@ from tuner.session import SweepSession, now
 STEP_TIME = Objective()
 
 
-def verify(
-    session: SweepSession, run: Callable[[str], str], unfinished: tuple[Proposed, ...] = ()
-) -> Compared | None:
+def verify(session: SweepSession, run: Callable[[str], str], unfinished: tuple[Proposed, ...] = ()) -> Compared | None:
     """Measure `rounds` pairs in ABBA order and write down the verdict; None without a winner or when stopped.
 
     `run` takes a TrialJob as JSON and returns a SlotResult as JSON. Pairs already in the journal are not measured

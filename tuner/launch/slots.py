@@ -30,7 +30,7 @@ class Slots:
         self.cluster, self.folder = cluster, folder
         names = [f"slot-{index}" for index in range(cluster.slots)]
         actor = ray.remote(num_cpus=0, max_concurrency=1000)(SlotBoard)
-        self.board: Any = actor.remote({name: cluster.workers_per_trial for name in names})
+        self.board: Any = actor.remote(dict.fromkeys(names, cluster.workers_per_trial))
         self.faults: list[str] = []
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._supervise, args=(n,), name=n, daemon=True) for n in names]

@@ -29,11 +29,14 @@ def slot_trial(config: dict[str, Any], board: Any) -> None:
 
 def job_trial(config: dict[str, Any]) -> None:
     """Run the job as a Ray Train job of its own: cold workers, nothing shared with other trials."""
-    job = TrialJob.model_validate_json(config["job"])
-    began = time.monotonic()
+    tune.report({"result": run_as_job(config["job"])})
+
+
+def run_as_job(job_json: str) -> str:
+    """A TrialJob as JSON in, one Ray Train job, a SlotResult as JSON out."""
+    job, began = TrialJob.model_validate_json(job_json), time.monotonic()
     outcome = run_job(job)
-    result = SlotResult(outcome=outcome, attempts=1, wall_s=time.monotonic() - began)
-    tune.report({"result": result.model_dump_json()})
+    return SlotResult(outcome=outcome, attempts=1, wall_s=time.monotonic() - began).model_dump_json()
 
 
 class Deadline(WorkerGroupCallback):

@@ -1,0 +1,207 @@
+"""Real ranks, forked from real parents, failing for real: killed, stopped, starved of memory, diverging."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from search_spaces.candidate import Candidate, KnobValue
+from search_spaces.shapes import ClusterShape, ModelShape, TrainingShape
+from train_worker.gang import LocalGang
+from train_worker.job import TrialJob
+from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
+from train_worker.progress import read_progress
+from train_worker.rank import progress_path
+
+CGROUPS = Path("/sys/fs/cgroup/memory")
+MODEL = ModelShape(
+    name="tiny",
+    num_layers=2,
+    hidden_size=64,
+    num_attention_heads=4,
+    num_query_groups=2,
+    kv_channels=16,
+    ffn_hidden_size=128,
+    vocab_size=128,
+    max_position_embeddings=256,
+    num_moe_experts=4,
+    moe_router_topk=2,
+    moe_ffn_hidden_size=64,
+)
+
+
+def job(
+    name: str,
+    *,
+    limit_s: float = 60.0,
+    steps: int = 2,
+    memory_bytes: int | None = None,
+    learning_rate: float = 1e-3,
+    sequences: int = 4,
+    env: dict[str, str] | None = None,
+    **knobs: KnobValue,
+) -> TrialJob:
+    return TrialJob(
+        trial_id=name,
+        candidate=Candidate(knobs={"micro_batch_size": 1, **knobs}, env=env or {}),
+        model=MODEL,
+        cluster=ClusterShape(
+            device="cpu", workers=2, workers_per_trial=2, workers_per_node=2, memory_bytes=memory_bytes
+        ),
+        training=TrainingShape(
+            sequence_length=64,
+            global_batch_size=sequences,
+            warmup_steps=1,
+            measured_steps=steps,
+            params_dtype="fp32",
+            learning_rate=learning_rate,
+        ),
+        seed=1,
+        time_limit_s=limit_s,
+    )
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGang]:
+    folder = tmp_path_factory.mktemp("gang")
+    with LocalGang(2, "cpu", folder) as running:
+        yield running
+        parents = [host.parent_pid or 0 for host in running.hosts]
+        assert all(alive(pid) for pid in parents)
+    assert not any(alive(pid) for pid in parents)
+    assert list(folder.glob("*/*/rank-*")) == []
+
+
+def run_and_disturb(gang: LocalGang, trial: TrialJob, disturb: Callable[[LocalGang], None]) -> Outcome:
+    """Run `trial`, and call `disturb` once rank 1 is in its measured steps."""
+    outcomes: list[Outcome] = []
+    runner = threading.Thread(target=lambda: outcomes.append(gang.run(trial)))
+    runner.start()
+    progress = progress_path(gang.hosts[1].folder / trial.trial_id, 1)
+    deadline = time.monotonic() + 60
+    while read_progress(progress)[0] != "measure" and runner.is_alive():
+        assert time.monotonic() < deadline, "the rank never reached its measured steps"
+        time.sleep(0.005)
+    disturb(gang)
+    runner.join(90)
+    assert not runner.is_alive()
+    return outcomes[0]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_trial_is_measured_and_its_cost_is_complete(gang: LocalGang) -> None:
+    outcome = gang.run(job("plain"))
+    assert isinstance(outcome, Measured)
+    assert len(outcome.steps) == 2
+    assert len(outcome.warmup) == 1
+    assert outcome.peak_memory_bytes > 0
+    phases = outcome.phases
+    assert min(phases.launch_s, phases.process_group_s, phases.build_s, phases.warmup_s, phases.measure_s) > 0
+    assert phases.measure_s >= sum(step.step_time_s for step in outcome.steps) * 0.9
+
+
+def test_a_killed_rank_is_a_crash_and_the_gang_goes_on(gang: LocalGang) -> None:
+    pids: list[int] = []
+
+    def kill(running: LocalGang) -> None:
+        pids.extend(host.rank_pid or 0 for host in running.hosts)
+        os.kill(pids[1], signal.SIGKILL)
+
+    outcome = run_and_disturb(gang, job("killed", steps=2000), kill)
+    assert isinstance(outcome, Crashed)
+    assert outcome.signal == signal.SIGKILL
+    assert outcome.phase == "measure"
+    assert not any(alive(pid) for pid in pids)
+    assert isinstance(gang.run(job("after-kill")), Measured)
+
+
+def test_a_stopped_rank_is_hung_and_the_gang_goes_on(gang: LocalGang) -> None:
+    pids: list[int] = []
+
+    def freeze(running: LocalGang) -> None:
+        pids.extend(host.rank_pid or 0 for host in running.hosts)
+        os.kill(pids[1], signal.SIGSTOP)
+
+    outcome = run_and_disturb(gang, job("stopped", steps=100_000, limit_s=12), freeze)
+    assert isinstance(outcome, Hung)
+    assert outcome.phase == "measure"
+    assert outcome.time_limit_s == 12
+    assert not any(alive(pid) for pid in pids)
+    assert isinstance(gang.run(job("after-hang")), Measured)
+
+
+def test_a_rank_past_its_memory_is_out_of_memory_alone(gang: LocalGang) -> None:
+    outcome = gang.run(job("starved", memory_bytes=1 << 30, sequences=1024, micro_batch_size=512))
+    assert isinstance(outcome, OutOfMemory)
+    assert outcome.where == "host"
+    assert isinstance(gang.run(job("after-oom")), Measured)
+
+
+@pytest.mark.skipif(
+    not (CGROUPS / "memory.limit_in_bytes").exists() or not os.access(CGROUPS, os.W_OK),
+    reason="needs a writable memory cgroup (v1) to provoke the kernel's OOM killer",
+)
+def test_the_kernels_oom_killer_is_recognised(gang: LocalGang) -> None:
+    group, victim = CGROUPS / f"moetune-test-{os.getpid()}", str(gang.hosts[1].parent_pid)
+    home = next(line for line in Path(f"/proc/{victim}/cgroup").read_text().splitlines() if ":memory:" in line)
+    group.mkdir()
+    try:
+        (group / "cgroup.procs").write_text(victim)
+        used = int((group / "memory.usage_in_bytes").read_text())
+        (group / "memory.limit_in_bytes").write_text(str(used + (1 << 30)))
+        outcome = gang.run(job("oom-killed", sequences=2048, micro_batch_size=1024))
+    finally:
+        (CGROUPS / home.split(":", 2)[2].lstrip("/") / "cgroup.procs").write_text(victim)
+        group.rmdir()
+    assert isinstance(outcome, OutOfMemory)
+    assert outcome.where == "host"
+    assert "OOM killer" in outcome.detail
+    assert isinstance(gang.run(job("after-oom-kill")), Measured)
+
+
+def test_a_diverging_rank_is_diverged(gang: LocalGang) -> None:
+    assert isinstance(gang.run(job("diverged", learning_rate=1e18, steps=8)), Diverged)
+
+
+def test_what_the_stack_refuses_is_a_rejection_with_its_words(gang: LocalGang) -> None:
+    outcome = gang.run(job("refused", tensor_model_parallel_size=2, sequence_parallel=False))
+    assert isinstance(outcome, Rejected)
+    assert "sequence parallel" in outcome.reason.lower()
+
+
+def test_a_lost_parent_takes_its_rank_along_and_is_replaced(gang: LocalGang) -> None:
+    seen: list[int] = []
+
+    def orphan(running: LocalGang) -> None:
+        seen.extend((running.hosts[1].rank_pid or 0, running.hosts[1].parent_pid or 0))
+        os.kill(seen[1], signal.SIGKILL)
+
+    outcome = run_and_disturb(gang, job("orphaned", steps=2000), orphan)
+    assert isinstance(outcome, Crashed)
+    deadline = time.monotonic() + 5
+    while alive(seen[0]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(seen[0])
+    assert isinstance(gang.run(job("after-parent")), Measured)
+    assert gang.hosts[1].parent_pid != seen[1]
+
+
+def test_nothing_is_carried_from_one_trial_to_the_next(gang: LocalGang) -> None:
+    """Environment and random state die with the rank: the same trial before and after another is the same."""
+    first = gang.run(job("twin-1"))
+    gang.run(job("other", env={"NVTE_FUSED_ATTN": "0"}, learning_rate=0.5))
+    second = gang.run(job("twin-2"))
+    assert isinstance(first, Measured)
+    assert isinstance(second, Measured)
+    assert first.losses == second.losses
+    assert first.peak_memory_bytes == second.peak_memory_bytes

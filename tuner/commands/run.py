@@ -1,0 +1,218 @@
+"""`moetune run`: screen, search, verify, report. The one place where everything meets."""
+
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from rich.console import Console
+
+from search_spaces.errors import Fault, InputError, Interrupted, NothingAcceptable
+from search_spaces.screen import Screening, screen
+from search_spaces.shapes import Noun
+from tracking.journal import Journal, JournalState, fold
+from tracking.mlflow_view import MlflowView
+from tracking.record import RuleCount, Screened, SweepStarted
+from tracking.uri import resolve_uri
+from tuner.progress import Progress
+from tuner.run_folder import RunFolder, chosen_run, next_run
+from tuner.session import SweepSession, now
+from tuner.sweep import LoadedSweep
+from tuner.verify import verify
+
+READY_LIMIT_S = 300.0
+STOP_POLL_S = 1.0
+VIEW_DRAIN_S = 60.0
+INTERRUPTED = "interrupted"
+
+
+class RunOptions(Noun):
+    """What the command line adds to the sweep file; None leaves the file's word."""
+
+    resume: bool = False
+    address: str | None = None
+    isolation: Literal["slot", "job"] | None = None
+
+
+class RunResult(Noun):
+    """What a run came to; the report is made from the journal in `folder`."""
+
+    folder: Path
+    trials: int
+    stop_reason: str
+    verdict: str
+
+
+def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
+    """Run a sweep to its end. Raises Interrupted (130), NothingAcceptable (3), ResourceMissing (4), InputError (2)."""
+    folder, journal = _open_journal(sweep, options)
+    with ExitStack() as stack:
+        stack.callback(journal.close)
+        folder.stop_file.unlink(missing_ok=True)
+        screening = screen(sweep.space, sweep.model, sweep.spec.cluster, sweep.spec.training, sweep.spec.stack)
+        if not screening.accepted:
+            raise NothingAcceptable(_nothing_legal(screening), "see `moetune plan`, and widen space.choices")
+        progress = stack.enter_context(Progress(sweep, console))
+        view = MlflowView(resolve_uri(sweep.spec.tracking.mlflow_uri, sweep.spec.tracking.folder))
+        stack.callback(view.close, VIEW_DRAIN_S)
+        session = _session(sweep, journal, screening, [view.put, progress.on_event])
+        progress.replay(session.records)
+        for event in journal.events:
+            view.put(event)
+        _started(session, sweep, folder, screening, resumed=bool(journal.events))
+        _search_and_verify(session, sweep, options, folder, progress, journal)
+    return _result(session, folder)
+
+
+def _open_journal(sweep: LoadedSweep, options: RunOptions) -> tuple[RunFolder, Journal]:
+    home = sweep.spec.tracking.folder / sweep.spec.name
+    if not options.resume:
+        folder = next_run(home)
+        journal = Journal.create(folder.journal)
+        (folder.path / "sweep.yaml").write_text(sweep.text)
+        return folder, journal
+    folder = chosen_run(home, None)
+    journal = Journal.open(folder.journal)
+    try:
+        if journal.events:
+            _same_sweep(fold(journal.events), sweep, folder)
+    except InputError:
+        journal.close()
+        raise
+    return folder, journal
+
+
+def _same_sweep(state: JournalState, sweep: LoadedSweep, folder: RunFolder) -> None:
+    if (state.head.sweep_digest, state.head.space_digest) != (sweep.digest, sweep.space.digest):
+        raise InputError(
+            [Fault("the sweep file changed since this run began: its trials would not be comparable", str(folder.path))],
+            "run without --resume, or restore the file (a copy is sweep.yaml in that folder); budget may change",
+        )
+
+
+def _session(
+    sweep: LoadedSweep, journal: Journal, screening: Screening, listeners: list[Callable[[Any], None]]
+) -> SweepSession:
+    from tuner.search import Proposer
+
+    spec = sweep.spec
+    resumed = fold(journal.events) if journal.events else None
+    proposer = Proposer(sweep.space, screening.accepted, spec.objective.direction, spec.seed, spec.budget.trials)
+    return SweepSession(sweep, journal, proposer, resumed, listeners)
+
+
+def _started(
+    session: SweepSession, sweep: LoadedSweep, folder: RunFolder, screening: Screening, resumed: bool
+) -> None:
+    session.emit(
+        SweepStarted(
+            sweep_name=sweep.spec.name,
+            run_name=folder.name,
+            sweep_digest=sweep.digest,
+            space_digest=sweep.space.digest,
+            sweep_text=sweep.text,
+            seed=sweep.spec.seed,
+            started_at=now(),
+            resumed=resumed,
+        )
+    )
+    counts = tuple(RuleCount(**refusal.model_dump()) for refusal in screening.rejected)
+    session.emit(Screened(total=screening.total, accepted=len(screening.accepted), rejected=counts))
+
+
+def _search_and_verify(
+    session: SweepSession,
+    sweep: LoadedSweep,
+    options: RunOptions,
+    folder: RunFolder,
+    progress: Progress,
+    journal: Journal,
+) -> None:
+    """Everything that needs Ray. Leaves no process behind, however it ends."""
+    from tuner.launch import cluster
+    from tuner.launch.drive import drive, run_on_slot
+        from tuner.launch.slots import Slots
+    from tuner.launch.trials import run_as_job
+
+    spec, isolation = sweep.spec, options.isolation or sweep.spec.launch.isolation
+    unfinished = tuple(p for p in fold(journal.events).in_flight if p.purpose == "verify")
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moetune-ray-")))
+        progress.say("starting Ray")
+        stack.callback(cluster.disconnect)
+        cluster.connect(options.address or spec.launch.address, spec.cluster)
+        board: Any = None
+        if isolation == "slot":
+            slots = Slots(spec.cluster, scratch)
+            stack.callback(slots.stop)
+            board = slots.board
+        stack.enter_context(_stoppable(session, folder, lambda: board and board.interrupt.remote()))
+        if isolation == "slot":
+            slots.start()
+            progress.say(f"starting {spec.cluster.slots} worker group(s)")
+            progress.say(f"workers ready after {slots.wait_ready(READY_LIMIT_S):.1f} s; searching")
+        drive(session, board, scratch, isolation)
+        if session.stop_reason == INTERRUPTED or session.error:
+            return
+        progress.say(f"search over ({session.stop_reason}); measuring the finalist against the default")
+        verify(session, (lambda job: run_on_slot(board, job)) if board else run_as_job, unfinished)
+    progress.say("done")
+
+
+@contextmanager
+def _stoppable(session: SweepSession, folder: RunFolder, interrupt: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and `moetune stop` end the sweep cleanly; a second Ctrl-C ends it at once."""
+    over = threading.Event()
+
+    def stop() -> None:
+        session.request_stop(INTERRUPTED)
+        interrupt()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if session.stop_reason == INTERRUPTED:
+            raise KeyboardInterrupt
+        stop()
+
+    def watch() -> None:
+        while not over.wait(STOP_POLL_S):
+            if folder.stop_file.exists() and session.stop_reason != INTERRUPTED:
+                stop()
+
+    handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    threading.Thread(target=watch, daemon=True, name="stop-watch").start()
+    try:
+        yield
+    finally:
+        over.set()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _result(session: SweepSession, folder: RunFolder) -> RunResult:
+    if session.error:
+        raise session.error
+    if session.stop_reason == INTERRUPTED:
+        done = len(session.records)
+        raise Interrupted(f"stopped; {done} finished trials are kept in {folder.path}", "go on with --resume")
+    if session.winner() is None:
+        kinds = sorted({record.outcome.kind for record in session.records})
+        raise NothingAcceptable(
+            f"no trial gave a measurement ({', '.join(kinds)}); all are recorded in {folder.path}",
+            "see the reasons with `moetune report`",
+        )
+    compared = folder.state().compared
+    return RunResult(
+        folder=folder.path,
+        trials=len(session.records),
+        stop_reason=session.stop_reason,
+        verdict=compared[-1].verdict if compared else "unverified",
+    )
+
+
+def _nothing_legal(screening: Screening) -> str:
+    first = "; ".join(f"{each.count} by {each.rule}: {each.reason}" for each in screening.rejected[:3])
+    return f"none of the {screening.total} configurations can run here: {first}"

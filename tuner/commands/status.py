@@ -1,0 +1,51 @@
+"""`moetune status` and `moetune stop`: by files in the run's folder, so they work wherever that folder is seen."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from search_spaces.errors import Fault, InputError, ResourceMissing
+from search_spaces.shapes import Noun
+from tuner.run_folder import RunStatus, chosen_run, runs_of, status_of
+
+POLL_S = 0.2
+
+
+class Statuses(Noun):
+    """All runs under one tracking folder, by sweep and run name."""
+
+    runs: tuple[RunStatus, ...]
+
+
+def statuses(folder: Path) -> Statuses:
+    """Every run of every sweep under `folder`. InputError where the folder is not there."""
+    if not folder.is_dir():
+        raise InputError([Fault("no such folder", str(folder))], "give the tracking.folder of your sweep files")
+    homes = sorted(path for path in folder.iterdir() if path.is_dir())
+    return Statuses(runs=tuple(status_of(run) for home in homes for run in runs_of(home)))
+
+
+def render(found: Statuses, console: Console) -> None:
+    if not found.runs:
+        console.print("no runs yet")
+        return
+    table = Table("sweep", "run", "state", "finished", "in flight", "verdict")
+    for each in found.runs:
+        table.add_row(each.sweep, each.run, each.state, str(each.finished), str(each.in_flight), each.verdict)
+    console.print(table)
+
+
+def stop(sweep_folder: Path, wait_s: float) -> RunStatus:
+    """Ask the latest run to stop and wait until its driver let go. InputError where none is running."""
+    run = chosen_run(sweep_folder, None)
+    if not run.running():
+        raise InputError([Fault("this sweep is not running", str(run.path))], "see `moetune status`")
+    run.stop_file.touch()
+    deadline = time.monotonic() + wait_s
+    while run.running():
+        if time.monotonic() > deadline:
+            raise ResourceMissing(f"the driver of {run.path} did not stop in {wait_s:g} s", "wait longer with --wait")
+        time.sleep(POLL_S)
+    return status_of(run)

@@ -1,0 +1,113 @@
+"""Where a run keeps its files: `<tracking.folder>/<sweep name>/<run name>/`, run names "001", "002", ...
+
+journal.jsonl   the truth          journal.lock      held while a driver writes
+sweep.yaml      the file as run    stop-requested    made by `moetune stop`, seen by the driver
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from search_spaces.errors import Fault, InputError, ResourceMissing
+from search_spaces.shapes import Noun
+from tracking.journal import JOURNAL_NAME, JournalState, fold, read_events
+from tracking.lock import holder
+
+STOP_FILE = "stop-requested"
+
+
+class RunFolder(Noun):
+    """One run of one sweep."""
+
+    path: Path
+
+    @property
+    def journal(self) -> Path:
+        return self.path / JOURNAL_NAME
+
+    @property
+    def stop_file(self) -> Path:
+        return self.path / STOP_FILE
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def state(self) -> JournalState:
+        return fold(read_events(self.journal))
+
+    def running(self) -> bool:
+        """Whether a driver holds this run's journal now."""
+        return holder(self.journal) is not None
+
+
+class RunStatus(Noun):
+    """One line of `moetune status`."""
+
+    sweep: str
+    run: str
+    folder: str
+    state: Literal["running", "stopping", "done", "resumable", "unreadable"]
+    finished: int
+    in_flight: int
+    verdict: str
+
+
+def runs_of(sweep_folder: Path) -> list[RunFolder]:
+    """Runs of one sweep, oldest first; empty where there is none."""
+    if not sweep_folder.is_dir():
+        return []
+    folders = [path for path in sweep_folder.iterdir() if path.name.isdigit() and (path / JOURNAL_NAME).exists()]
+    return [RunFolder(path=path) for path in sorted(folders, key=lambda path: int(path.name))]
+
+
+def next_run(sweep_folder: Path) -> RunFolder:
+    """A folder for a new run; not made yet."""
+    numbers = (
+        [int(path.name) for path in sweep_folder.iterdir() if path.name.isdigit()] if sweep_folder.is_dir() else []
+    )
+    return RunFolder(path=sweep_folder / f"{max(numbers, default=0) + 1:03d}")
+
+
+def chosen_run(sweep_folder: Path, name: str | None) -> RunFolder:
+    """The run called `name`, the latest where None. InputError lists the known ones."""
+    runs = runs_of(sweep_folder)
+    if not runs:
+        raise InputError([Fault("no run of this sweep here", str(sweep_folder))], "start one with `moetune run SWEEP`")
+    found = [run for run in runs if name in (None, run.name)]
+    if not found:
+        known = ", ".join(run.name for run in runs)
+        raise InputError([Fault(f"no run {name!r}", str(sweep_folder), hint=f"known: {known}")])
+    return found[-1]
+
+
+def status_of(run: RunFolder) -> RunStatus:
+    """What a run is doing. A journal that cannot be read is shown as such, never raised."""
+    try:
+        state = run.state()
+    except (InputError, ResourceMissing):
+        return _status(run, "unreadable", 0, 0, "")
+    verdict = state.compared[-1].verdict if state.compared else ""
+    doing: Literal["running", "stopping", "done", "resumable"]
+    if run.running():
+        doing = "stopping" if run.stop_file.exists() else "running"
+    else:
+        doing = "done" if verdict else "resumable"
+    return _status(run, doing, len(state.finished), len(state.in_flight), verdict)
+
+
+def _status(
+    run: RunFolder,
+    state: Literal["running", "stopping", "done", "resumable", "unreadable"],
+    finished: int,
+    in_flight: int,
+    verdict: str,
+) -> RunStatus:
+    return RunStatus(
+        sweep=run.path.parent.name,
+        run=run.name,
+        folder=str(run.path),
+        state=state,
+        finished=finished,
+        in_flight=in_flight,
+        verdict=verdict,
+    )
