@@ -19,9 +19,11 @@ def ci(folder: Path, check: str, test: str) -> subprocess.CompletedProcess[str]:
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", folder / ".ci/run")
     (folder / "Makefile").write_text(f"check:\n\t@{check}\ntest:\n\t@{test}\n\t@echo '{CLOSING_LINE}'\n")
+    # Under `make test` the variables of that make would reach the make in here and change what it prints.
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     command = ["bash", ".ci/run"]
     return subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
     )
 
 
