@@ -11,8 +11,9 @@ from datetime import datetime
 from statistics import median
 
 from search_spaces.candidate import Candidate
+from tracking.reason import failure_text
 from tracking.record import Compared, Event, Proposed, Screened, SweepStarted, TrialRecord
-from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, PhaseTimes, Rejected
+from train_worker.outcome import Diverged, Measured, Outcome, OutOfMemory, PhaseTimes, Rejected
 
 UID = "moetune.uid"
 COMPLETE = "moetune.complete"
@@ -139,24 +140,6 @@ def of_compared(compared: Compared, at_ms: int) -> Payload:
     text = compared.model_dump_json(indent=1)
     named = {f"compare.{key}": value for key, value in numbers.items()}
     return Payload(metrics=_points(named, at_ms), tags=tags, texts={f"compared-{compared.finalist_id}.json": text})
-
-
-def failure_text(outcome: Outcome) -> str:
-    """A failure in words: one line of what happened, then the detail as it came."""
-    match outcome:
-        case OutOfMemory():
-            return f"out of {outcome.where} memory in {outcome.phase}\n{outcome.detail}"
-        case Rejected():
-            return f"rejected by {outcome.rule}: {outcome.reason}"
-        case Hung():
-            return f"no end within {outcome.time_limit_s:g} s, in {outcome.phase}\n{outcome.detail}"
-        case Diverged():
-            return f"diverged at step {outcome.step}: {outcome.reason}"
-        case Crashed():
-            how = f"exit code {outcome.exit_code}" if outcome.signal is None else f"signal {outcome.signal}"
-            return f"crashed in {outcome.phase} ({how})\n{outcome.detail}"
-        case Measured():
-            return ""
 
 
 def _reason_tags(outcome: Outcome) -> dict[str, str]:

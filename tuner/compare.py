@@ -7,8 +7,8 @@ a round has in common; the log makes "x% faster" and "x% slower" the same distan
 """
 
 import math
-from collections.abc import Sequence
-from statistics import fmean, stdev
+from collections.abc import Iterable, Sequence
+from statistics import fmean, stdev, variance
 from typing import Literal
 
 from tracking.record import Compared
@@ -64,14 +64,32 @@ def compare(finalist_id: str, default_id: str, pairs: list[tuple[float, float]])
     )
 
 
-def noise_floor(repeats: Sequence[float]) -> float | None:
-    """A/A: the share by which two single measurements of the *same* candidate differ in 95% of cases.
+def noise_floor(groups: Iterable[Sequence[float]]) -> float | None:
+    """A/A: the share by which two single measurements of the *same* candidate differ, up to the 95% point.
 
-    `repeats`: median step times (s) of separate trials of one candidate. 0.03 means that a difference of 3%
-    between two trials says nothing. None with fewer than two repeats.
+    `groups`: one sequence a candidate, the median step times (s) of its separate trials; their spreads are pooled,
+    since two or three repeats of one candidate alone say little. 0.03 means that a difference of 3% between two
+    trials says nothing. None where no candidate was measured twice.
     """
-    logs = [math.log(value) for value in repeats if math.isfinite(value) and value > 0]
-    if len(logs) < 2:
+    logs = [[math.log(value) for value in group if math.isfinite(value) and value > 0] for group in groups]
+    degrees = sum(len(group) - 1 for group in logs if len(group) > 1)
+    if not degrees:
         return None
+    squares = sum((len(group) - 1) * variance(group) for group in logs if len(group) > 1)
     # The difference of two draws has sqrt(2) times the spread of one.
-    return math.expm1(t_quantile(len(logs) - 1) * stdev(logs) * math.sqrt(2))
+    return math.expm1(t_quantile(degrees) * math.sqrt(2 * squares / degrees))
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the median by order statistics: no assumption about the shape of the noise.
+
+    With fewer than six values no order statistics reach 95%: the interval is then the whole range. The steps of one
+    trial share that trial's luck, so between trials the noise floor counts as well.
+    """
+    ordered, count = sorted(values), len(values)
+    tail, rank = 0.5**count, 0  # P(fewer than `rank + 1` of the values lie below the median), summed up term by term
+    while tail <= 0.025 and rank < count // 2:
+        rank += 1
+        tail += math.comb(count, rank) * 0.5**count
+    low = max(rank - 1, 0)
+    return ordered[low], ordered[count - 1 - low]

@@ -68,7 +68,7 @@ def measured(step_time_s: float, loss: float = 4.0, memory: int = 10_000_000, st
 
 
 def proposed(number: int, what: Candidate, purpose: Purpose = "search") -> Proposed:
-    at = f"2026-01-02T03:{number:02}:00+00:00"
+    at = f"2026-01-02T03:{number % 60:02}:00+00:00"
     return Proposed(number=number, trial_id=f"t{number:04}", purpose=purpose, candidate=what, at=at)
 
 
@@ -81,8 +81,8 @@ def finished(number: int, what: Candidate, outcome: Outcome, purpose: Purpose = 
         outcome=outcome,
         wall_s=2.5,
         attempts=2 if number == 4 else 1,
-        started_at=f"2026-01-02T03:{number:02}:00+00:00",
-        ended_at=f"2026-01-02T03:{number:02}:02.500000+00:00",
+        started_at=f"2026-01-02T03:{number % 60:02}:00+00:00",
+        ended_at=f"2026-01-02T03:{number % 60:02}:02.500000+00:00",
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.compare import compare, noise_floor, order, t_quantile
+from tuner.compare import compare, median_interval, noise_floor, order, t_quantile
 
 TIMES = st.floats(1e-4, 1e3)
 
@@ -68,9 +68,32 @@ def test_t_quantiles() -> None:
 
 
 def test_noise_floor_grows_with_the_spread_and_needs_two_repeats() -> None:
-    assert noise_floor([1.0]) is None
-    assert noise_floor([1.0, 1.0, 1.0]) == 0.0
-    calm, wild = noise_floor([1.0, 1.01, 0.99, 1.0]), noise_floor([1.0, 1.1, 0.9, 1.0])
+    assert noise_floor([]) is None
+    assert noise_floor([[1.0], [2.0]]) is None
+    assert noise_floor([[1.0, 1.0, 1.0]]) == 0.0
+    calm, wild = noise_floor([[1.0, 1.01, 0.99, 1.0]]), noise_floor([[1.0, 1.1, 0.9, 1.0]])
     assert calm is not None
     assert wild is not None
     assert 0.02 < calm < wild
+
+
+def test_the_noise_floor_holds_back_differences_of_one_and_the_same() -> None:
+    rng, inside, runs = random.Random(3), 0, 1000
+    for _ in range(runs):
+        floor = noise_floor([[math.exp(rng.gauss(level, 0.02)) for _ in range(3)] for level in (0, 1)])
+        first, second = (math.exp(rng.gauss(0, 0.02)) for _ in range(2))
+        assert floor is not None
+        inside += max(first, second) / min(first, second) - 1 <= floor
+    assert 0.93 < inside / runs < 0.97
+
+
+def test_the_interval_of_a_median_covers_it() -> None:
+    rng, runs = random.Random(5), 2000
+    for count, least in ((6, 0.95), (8, 0.95), (30, 0.95), (3, 0.70)):
+        hits = 0
+        for _ in range(runs):
+            low, high = median_interval([rng.expovariate(1) for _ in range(count)])
+            hits += low <= math.log(2) <= high
+        assert hits / runs > least - 0.015
+    assert median_interval([2.0]) == (2.0, 2.0)
+    assert median_interval([float(i) for i in range(100)]) == (39.0, 60.0)  # textbook: ranks 40 and 61 of 100

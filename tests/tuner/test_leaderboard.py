@@ -1,0 +1,159 @@
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from tests.tracking.sample import candidate, compared, finished, head, measured, screened, sweep, trials
+from tracking.record import Compared, Event
+from train_worker.outcome import Crashed, Diverged, OutOfMemory
+from tuner.leaderboard import Leaderboard, leaderboard
+from tuner.objective import Objective
+from tuner.report import cost_lines, place, render, seconds
+
+FAST = candidate(moe_token_dispatcher_type="alltoall")
+DEFAULT = candidate()
+
+
+def printed(board: Leaderboard, width: int = 160) -> str:
+    stream = io.StringIO()
+    render(board, Console(file=stream, width=width))
+    return stream.getvalue()
+
+
+def test_rows_are_ranked_and_compared_with_the_default() -> None:
+    board = leaderboard(sweep())
+    assert [row.label for row in board.rows] == ["moe_token_dispatcher_type=alltoall", "micro_batch_size=8", "default"]
+    assert [row.rank for row in board.rows] == [1, 2, 3]
+    first, second, last = board.rows
+    assert first.speed == pytest.approx(0.2 / 0.15, rel=0.01)
+    assert last.speed == 1.0
+    assert last.default
+    assert first.step_time_low_s <= first.step_time_s <= first.step_time_high_s
+    assert second.peak_memory_bytes == 30_000_000
+    assert first.trials == (1,)  # the repeats that verify are in the verdict, not in the ranking
+
+
+def test_overlapping_intervals_tie_with_the_leader_and_others_do_not() -> None:
+    board = leaderboard([event for event in sweep() if getattr(event, "purpose", "") != "verify"])
+    assert [row.tied for row in board.rows] == [True, True, False]
+    assert [place(row).strip(" *") for row in board.rows] == ["1", "=2", "3"]
+
+
+def test_the_noise_floor_ties_what_the_intervals_do_not() -> None:
+    events: list[Event] = [head(), *trials()]
+    assert leaderboard(events).noise_floor is None
+    repeats = [finished(number, FAST, measured(0.15 * factor), "verify") for number, factor in ((9, 1.2), (10, 0.8))]
+    noisy = leaderboard([*events, *repeats])
+    assert noisy.noise_floor is not None
+    assert noisy.noise_floor > 0.3
+    assert all(row.tied for row in noisy.rows)
+
+
+def test_a_proven_finalist_wins() -> None:
+    board = leaderboard(sweep("faster"))
+    assert board.winner_id == FAST.id
+    assert board.verdict.words.startswith("Faster: moe_token_dispatcher_type=alltoall takes 25.0% less time a step")
+    assert [row.winner for row in board.rows] == [True, False, False]
+
+
+def test_a_tie_keeps_the_default() -> None:
+    board = leaderboard(sweep("tie"))
+    assert board.winner_id == DEFAULT.id
+    assert board.verdict.words.startswith("Tie: ")
+    assert "0.950 to 1.040" in board.verdict.words
+
+
+def test_without_a_comparison_the_leader_is_unverified() -> None:
+    board = leaderboard(sweep()[:-1])
+    assert board.verdict.kind == "unverified"
+    assert board.winner_id == FAST.id
+    assert "not verified" in board.verdict.words
+
+
+def test_a_finalist_that_fails_when_run_again_does_not_win() -> None:
+    late = finished(9, FAST, Diverged(step=91, reason="loss is nan"), "verify")
+    board = leaderboard([*sweep()[:-1], late, compared()])
+    assert board.winner_id == DEFAULT.id
+    assert "loss is nan" in board.verdict.words
+    lost = finished(9, FAST, Crashed(phase="measure", detail="node lost", infrastructure=True), "verify")
+    assert leaderboard([*sweep()[:-1], lost, compared()]).winner_id == FAST.id
+
+
+def test_a_fast_trial_with_a_loss_that_is_no_number_is_a_failure() -> None:
+    wrong = finished(9, candidate(micro_batch_size=16), measured(0.01, loss=math.nan))
+    board = leaderboard([*sweep(), wrong])
+    assert board.rows[0].candidate_id == FAST.id
+    assert board.failures[-1].kind == "diverged"
+
+
+def test_failures_carry_kind_and_reason() -> None:
+    failures = {failure.kind: failure for failure in leaderboard(sweep()).failures}
+    assert set(failures) == {"out_of_memory", "diverged", "crashed", "hung"}
+    assert failures["out_of_memory"].reason == "out of device memory in measure: CUDA out <x>"
+    assert failures["crashed"].reason == "crashed in build (exit code 1): boom"
+    assert failures["hung"].label == "overlap_grad_reduce=True"
+
+
+def test_nothing_measured_is_said() -> None:
+    oom = finished(0, DEFAULT, OutOfMemory(where="host", phase="build", detail=""), "baseline")
+    board = leaderboard([head(), screened(), oom])
+    assert board.verdict.kind == "none"
+    assert board.winner_id is None
+    assert printed(board).startswith("Nothing acceptable was measured.")
+
+
+def test_a_default_that_cannot_run_leaves_the_leader_unverified() -> None:
+    oom = finished(0, DEFAULT, OutOfMemory(where="host", phase="build", detail=""), "baseline")
+    none = Compared(
+        finalist_id=FAST.id, default_id=DEFAULT.id, rounds=0, ratio=1, ratio_low=1, ratio_high=1, verdict="unverified"
+    )
+    board = leaderboard([head(), oom, finished(1, FAST, measured(0.1)), none])
+    assert board.winner_id == FAST.id
+    assert board.rows[0].speed is None
+    assert board.rows[0].label == "moe_token_dispatcher_type=alltoall"
+
+
+@pytest.mark.parametrize("metric", ["tokens_per_s", "peak_memory_bytes"])
+def test_other_objectives_rank_their_own_way(metric: str) -> None:
+    objective = Objective.model_validate({"metric": metric, "direction": "maximize" if "tok" in metric else "minimize"})
+    small = finished(9, candidate(recompute="full"), measured(0.4, memory=5_000_000))
+    first = leaderboard([*sweep(), small], objective).rows[0]
+    assert first.label == ("recompute=full" if metric == "peak_memory_bytes" else "moe_token_dispatcher_type=alltoall")
+
+
+def test_costs_count_what_is_not_training() -> None:
+    costs = leaderboard(sweep()).costs
+    assert costs.trials == 9
+    assert costs.retries == 1
+    assert costs.wall_s == 9 * 2.5
+    assert costs.training_s == 5 * 1.5
+    assert costs.fixed_median_s == pytest.approx(0.91)
+    assert costs.elapsed_s == 8 * 60 + 2.5
+    assert "0.91 s in the median (launch 0.20, import 0.01, process group 0.30, build 0.40" in cost_lines(costs)[1]
+
+
+def test_the_terminal_report_begins_with_the_verdict_and_shows_text_as_it_is() -> None:
+    tricky = finished(9, candidate(note="[red]x[/red]"), Crashed(phase="build", detail="[bold] KeyError: 'x'"))
+    text = printed(leaderboard([*sweep(), tricky]))
+    assert text.startswith("Faster: ")
+    assert "note=[red]x[/red]" in text
+    assert "fp8-needs-sm89" in text
+    assert "Per trial outside training" in text
+    assert "[bold] KeyError: 'x'" in text
+
+
+def test_a_long_board_shows_the_top_the_default_and_the_winner() -> None:
+    many = [finished(100 + n, candidate(n=n), measured(0.16 + n * 0.0001)) for n in range(60)]
+    text = printed(leaderboard([*sweep(), *many]))
+    assert "slower rows left out" in text
+    assert "│ default " in text
+
+
+def test_a_leaderboard_survives_json() -> None:
+    board = leaderboard(sweep())
+    assert Leaderboard.model_validate_json(board.model_dump_json()) == board
+
+
+def test_seconds_for_people() -> None:
+    assert [seconds(value) for value in (4.21, 185, 7800)] == ["4.2 s", "3 min 05 s", "2 h 10 min"]

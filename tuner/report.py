@@ -1,0 +1,134 @@
+"""The leaderboard on a terminal: the verdict first, in words; then the ranking, the failures, the costs."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tuner.leaderboard import Costs, Leaderboard, Row
+
+MOST_ROWS = 20
+MOST_FAILURES = 15
+PHASES = {
+    "launch_s": "launch",
+    "import_s": "import",
+    "process_group_s": "process group",
+    "build_s": "build",
+    "warmup_s": "warm-up",
+    "measure_s": "measured steps",
+    "report_s": "report",
+}
+
+
+def render(board: Leaderboard, console: Console) -> None:
+    """Print a leaderboard. Everything that came from a file or a trial is printed as it is, never as markup."""
+    colour = {"faster": "bold green", "none": "bold red", "slower": "yellow"}.get(board.verdict.kind, "bold")
+    console.print(Text(board.verdict.words, style=colour))
+    console.print(Text(heading(board), style="dim"))
+    if board.rows:
+        console.print(_ranking(board))
+        console.print(Text(legend(board), style="dim"))
+    if board.failures:
+        console.print(_failures(board))
+    if board.rejected:
+        console.print(_rejections(board))
+    for line in cost_lines(board.costs):
+        console.print(Text(line))
+
+
+def heading(board: Leaderboard) -> str:
+    """Which sweep this is and what it tried."""
+    measured, failed = len(board.rows), len(board.failures)
+    text = f"{board.sweep_name}/{board.run_name}: {measured} configurations measured, {failed} trials failed"
+    if board.space_total is not None:
+        text += f"; {board.space_accepted} of {board.space_total} points of the space can run here"
+    return f"{text}; seed {board.seed}"
+
+
+def legend(board: Leaderboard) -> str:
+    """How to read the ranking."""
+    floor = "no candidate was repeated, so the noise floor is unknown"
+    if board.noise_floor is not None:
+        floor = f"noise floor {board.noise_floor:.1%} (two trials of one configuration differ by less in 95% of cases)"
+    text = f"Intervals: 95%, of the median step. =: cannot be told from the leader. {floor}."
+    if len(board.fingerprints) > 1:
+        text += f" CAUTION: trials ran on {len(board.fingerprints)} different stacks; they are not comparable."
+    return text
+
+
+def cost_lines(costs: Costs) -> list[str]:
+    """What the trials cost, most of all outside training."""
+    if not costs.trials:
+        return ["No trial was run."]
+    lines = [
+        f"{costs.trials} trials in {seconds(costs.elapsed_s)} ({seconds(costs.wall_s)} summed, "
+        f"{seconds(costs.training_s)} of it training steps), {costs.retries} retries"
+    ]
+    if costs.fixed_median_s is not None:
+        training = ("warmup_s", "measure_s")
+        parts = [f"{PHASES[k]} {v:.2f}" for k, v in costs.phase_medians_s.items() if k not in training]
+        lines.append(f"Per trial outside training: {costs.fixed_median_s:.2f} s in the median ({', '.join(parts)} s)")
+    return lines
+
+
+def seconds(value: float) -> str:
+    """Seconds for people: "4.2 s", "3 min 05 s", "2 h 10 min"."""
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def place(row: Row) -> str:
+    """Rank as shown: "1", "=2" where tied with the leader, with a star for the winner."""
+    return f"{'=' if row.tied and row.rank > 1 else ''}{row.rank}{' *' if row.winner else ''}"
+
+
+def _ranking(board: Leaderboard) -> Table:
+    table = Table(title="Ranking (* what to use)", title_justify="left", expand=False)
+    table.add_column("#", justify="right")
+    table.add_column("differs from the default by", overflow="fold", min_width=20)
+    for name in ("step ms", "95% interval", "tokens/s", "peak MiB", "speed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = [row for row in board.rows if row.rank <= MOST_ROWS or row.default or row.winner]
+    for row in shown:
+        table.add_row(
+            place(row),
+            Text(row.label),
+            f"{row.step_time_s * 1e3:#.4g}",
+            f"{row.step_time_low_s * 1e3:#.4g} - {row.step_time_high_s * 1e3:#.4g}",
+            f"{row.tokens_per_s:,.0f}",
+            f"{row.peak_memory_bytes / 2**20:,.1f}",
+            f"{row.speed:.3f}x" if row.speed else "",
+            style="bold" if row.winner else None,
+        )
+    if len(shown) < len(board.rows):
+        table.caption = f"{len(board.rows) - len(shown)} slower rows left out; all are in --json and in the HTML report"
+    return table
+
+
+def _failures(board: Leaderboard) -> Table:
+    table = Table(title="Failed trials", title_justify="left")
+    table.add_column("trial", justify="right")
+    table.add_column("kind", no_wrap=True)
+    table.add_column("configuration", overflow="fold")
+    table.add_column("reason", overflow="fold")
+    for failure in board.failures[:MOST_FAILURES]:
+        kind = failure.kind.replace("_", " ")
+        table.add_row(str(failure.number), kind, Text(failure.label), Text(shortened(failure.reason)))
+    if len(board.failures) > MOST_FAILURES:
+        table.caption = f"{len(board.failures) - MOST_FAILURES} more in --json and in the HTML report"
+    return table
+
+
+def shortened(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _rejections(board: Leaderboard) -> Table:
+    table = Table(title="Refused before they cost anything", title_justify="left")
+    table.add_column("points", justify="right")
+    table.add_column("rule", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    for rule in board.rejected:
+        table.add_row(f"{rule.count:,}", Text(rule.rule), Text(shortened(rule.reason)))
+    return table
