@@ -196,7 +196,9 @@ def read_hf_config(path: Path) -> ModelShape:
             raise InputError([Fault(f"larger than {_MAX_BYTES} bytes", str(path))], "give a model's config.json")
         config = json.loads(raw.decode("utf-8"))
     except OSError as error:
-        raise InputError([Fault(f"cannot read it: {error.strerror}", str(path))], "check model.hf_config") from error
+        raise InputError(
+            [Fault(f"cannot read it: {(error.strerror or '').lower()}", str(path))], "check model.hf_config"
+        ) from error
     except json.JSONDecodeError as error:
         raise InputError(
             [Fault(error.msg, str(path), error.lineno, error.colno)], "give a model's config.json"

@@ -114,9 +114,8 @@ def _wrong_value(placed: PlacedData, where: tuple[str | int, ...], error: Any) -
     message = error["msg"].removeprefix("Value error, ")
     given = error["input"]
     shown = f", not {given!r}" if isinstance(given, str | int | float | bool) and message.startswith("Input") else ""
-    return placed.fault(
-        where, f"{'.'.join(map(str, where)) or 'file'}: {message[:1].lower()}{message[1:]}{shown}", hint
-    )
+    text = f"{'.'.join(map(str, where)) or 'file'}: {message[:1].lower()}{message[1:]}{shown}"
+    return placed.fault(where, text, hint, at_key=isinstance(given, dict))
 
 
 def _keys_at(where: Sequence[str | int]) -> list[str]:

@@ -1,0 +1,63 @@
+"""`moetune plan`: exact counts by rule, the default and its verdict, without a worker."""
+
+import json
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tuner.commands.plan import PlanResult, plan, render
+from tuner.sweep import load_sweep
+
+ROOT = Path(__file__).parents[2]
+LAPTOP = ROOT / "examples" / "laptop.yaml"
+
+
+@pytest.fixture(scope="module")
+def laptop() -> PlanResult:
+    return plan(load_sweep(LAPTOP))
+
+
+def test_the_laptop_plan(laptop: PlanResult) -> None:
+    assert (laptop.total, laptop.accepted) == (2_688_000, 888)
+    assert laptop.total == laptop.accepted + sum(refusal.count for refusal in laptop.rejected)
+    assert [refusal.count for refusal in laptop.rejected] == sorted((r.count for r in laptop.rejected), reverse=True)
+    assert laptop.default_refused is None
+    assert laptop.first[0].id == laptop.default.id
+    assert laptop.trials == 16
+    assert laptop.worker_hours_at_most == pytest.approx(16 * 60 * 2 / 3600)
+
+
+def test_the_plan_survives_json(laptop: PlanResult) -> None:
+    assert PlanResult.model_validate_json(laptop.model_dump_json()) == laptop
+
+
+def test_a_small_space_bounds_the_trials(tmp_path: Path) -> None:
+    text = LAPTOP.read_text().replace("  name: laptop #", "  choices: {micro_batch_size: [1]}\n  name: laptop #")
+    file = tmp_path / "sweep.yaml"
+    file.write_text(text.replace("trials: 16", "trials: 5000"))
+    found = plan(load_sweep(file))
+    assert found.trials == found.accepted == 222
+
+
+def test_people_see_counts_reasons_and_the_default(laptop: PlanResult) -> None:
+    console = Console(width=200, record=True, file=StringIO())
+    render(laptop, console)
+    text = console.export_text()
+    for words in ("2,688,000", "888 can run here", "1,290,240", "CPU-02", "FP8 and FP4 need a GPU", "can run"):
+        assert words in text
+    assert "[" not in text.split("Default configuration")[1].split("\n")[0]
+
+
+def test_planning_imports_no_heavy_library() -> None:
+    """It runs on a machine without torch: importing one would cost seconds, too."""
+    program = (
+        "import sys, json; from pathlib import Path; from tuner.sweep import load_sweep; "
+        "from tuner.commands.plan import plan; plan(load_sweep(Path('examples/laptop.yaml'))); "
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"torch", "ray", "optuna", "mlflow", "megatron", "numpy"} & set(json.loads(done.stdout))
