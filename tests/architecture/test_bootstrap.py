@@ -234,3 +234,16 @@ def test_a_wrong_python_ends_with_its_own_code(checkout: Checkout) -> None:
     checkout.machine.env["PYTHON"] = "/no/such/python"
     assert checkout.bootstrap("run") == (2, [])
     assert not os.path.lexists(checkout.folder / ".venv")
+
+
+def test_without_any_python_it_says_what_to_install(checkout: Checkout) -> None:
+    checkout.machine.program("uv", SHIM)  # a uv that is on PATH and does not run is no uv
+    (checkout.machine.bin / "python3.12").unlink()
+    result = checkout.machine.run(checkout.folder / "scripts/bootstrap.sh", "run")
+    assert (result.returncode, result.stdout) == (4, "")
+    assert "apt-get install python3-venv" in result.stderr
+    assert not os.path.lexists(checkout.folder / ".bootstrap")
+
+
+def test_an_unknown_mode_is_an_error(checkout: Checkout) -> None:
+    assert checkout.bootstrap("everything") == (2, [])
