@@ -1,0 +1,75 @@
+"""`moetune report`: read a run's journal, print the leaderboard, fill in MLflow, write the HTML page."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from search_spaces.shapes import Noun
+from tracking.journal import JOURNAL_NAME, fold, read_events
+from tracking.lock import holder
+from tracking.mlflow_view import SyncResult, sync
+from tracking.uri import masked, resolve_uri
+from tuner.leaderboard import Leaderboard, leaderboard
+from tuner.objective import BETTER, Objective
+from tuner.report import render
+from tuner.sweep_yaml import parse
+
+
+class Report(Noun):
+    """What `moetune report --json` prints. `tracking_uri` has no password in it."""
+
+    leaderboard: Leaderboard
+    run_folder: str
+    running: bool
+    tracking_uri: str
+    mlflow: SyncResult
+    html: str | None
+
+
+def report(run_folder: Path, out_dir: Path | None, mlflow_uri: str | None, console: Console) -> Report:
+    """Report on the run in `run_folder`, also while it goes on. A tracking server that fails is said, not raised.
+
+    InputError for a journal that is absent, empty or damaged; ResourceMissing where `out_dir` cannot be written.
+    """
+    journal = run_folder / JOURNAL_NAME
+    events = read_events(journal)
+    objective = objective_of(fold(events).head.sweep_text)
+    board = leaderboard(events, objective)
+    render(board, console)
+    html = None
+    if out_dir is not None:
+        from tuner.report_html import write_html  # plotly: half a second, and only for the page
+
+        html = write_html(events, out_dir, objective)
+        console.print(Text(f"HTML report: {html}"))
+    running = holder(journal) is not None
+    uri = resolve_uri(mlflow_uri, run_folder.parent.parent)
+    found = sync(events, uri, ended=not running)
+    _say(found, uri, console)
+    return Report(
+        leaderboard=board,
+        run_folder=str(run_folder),
+        running=running,
+        tracking_uri=masked(uri),
+        mlflow=found,
+        html=str(html) if html else None,
+    )
+
+
+def objective_of(sweep_text: str) -> Objective:
+    """The objective a sweep file names; the default one where it names none."""
+    data = parse(sweep_text, "sweep.yaml").data
+    section = data.get("objective") if isinstance(data, dict) else None
+    metric = section.get("metric") if isinstance(section, dict) else None
+    return next((Objective(metric=name, direction=BETTER[name]) for name in BETTER if name == metric), Objective())
+
+
+def _say(found: SyncResult, uri: str, console: Console) -> None:
+    if found.failed:
+        console.print(Text(f"MLflow lacks {found.failed} events: {found.error}", style="yellow"))
+        console.print("The journal has everything; run `moetune report` again when the server answers.")
+    elif found.error:
+        console.print(Text(f"MLflow: {found.error}", style="yellow"))
+    else:
+        console.print(Text(f"MLflow at {masked(uri)}: {found.written} events filled in, {found.already} were there"))
