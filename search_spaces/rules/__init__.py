@@ -1,7 +1,8 @@
 """Every rule, by area. To add one: write a pure function in its area's file, put a `Rule` in that file's table.
 
 Ids are those of the rule catalogue where it has one (PAR, DSP, OVL, RCP, PRC, CGR, HW, TRAP); own ids are CPU (the
-device lacks it), SHP (a size does not split), OPT (the optimizer) and DUP (same effect as another candidate).
+device lacks it), SHP (a size does not split), OPT (the optimizer), STK (a package is missing), UNK (an unknown word),
+RUN (seen to fail at run time) and DUP (the same effect as another candidate).
 """
 
 from search_spaces.rules import dispatcher, graphs, hardware, overlap, parallelism, precision, recompute

@@ -72,7 +72,7 @@ RULES = (
     Rule("CPU-08", frozenset({"fine_grained_activation_offloading"}), _offload, _CPU, "set it to false"),
     Rule("CPU-09", frozenset({"NVTE_USE_CUTLASS_GROUPED_GEMM"}), _grouped_gemm, _CPU, "leave it out"),
     Rule(
-        "HW-09", frozenset({"NVTE_USE_CUTLASS_GROUPED_GEMM"}), _cutlass,
+        "DUP-14", frozenset({"NVTE_USE_CUTLASS_GROUPED_GEMM"}), _cutlass,
         "TE common/gemm/cublaslt_gemm.cu, nvte_multi_tensor_gemm", "leave it out on this GPU",
     ),
     Rule(

@@ -10,6 +10,14 @@ TP, SP, CP = "tensor_model_parallel_size", "sequence_parallel", "context_paralle
 PP, VPP = "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
 P2P, MBS = "overlap_p2p_comm", "micro_batch_size"
+# Knobs that split layers unevenly; where one is set, the rules of the even split have nothing to say.
+UNEVEN = (
+    "pipeline_model_parallel_layout",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
 
 
 def _world(case: Case) -> str | None:
@@ -55,14 +63,20 @@ def _virtual_without_stages(case: Case) -> str | None:
     return f"VPP {case.layout.virtual_pipeline} with a single pipeline stage" if wrong else None
 
 
+def _uneven(case: Case) -> bool:
+    return any(case.knobs.get(name) for name in UNEVEN)
+
+
 def _stages(case: Case) -> str | None:
     layers, stages = case.model.num_layers, case.layout.pipeline
+    if _uneven(case):
+        return None
     return f"{layers} layers are not divisible by PP {stages}" if layers % stages else None
 
 
 def _chunks(case: Case) -> str | None:
     layout, layers = case.layout, case.model.num_layers
-    if layout.virtual_pipeline is None or layout.pipeline == 1 or layers % layout.pipeline:
+    if layout.virtual_pipeline is None or layout.pipeline == 1 or layers % layout.pipeline or _uneven(case):
         return None
     a_stage = layers // layout.pipeline
     wrong = a_stage % layout.virtual_pipeline
@@ -147,9 +161,9 @@ RULES = (
         "PAR-10", frozenset({PP, VPP}), _virtual_without_stages, "core/parallel_state.py:829",
         "leave virtual_pipeline_model_parallel_size out or set PP above 1",
     ),
-    Rule("PAR-12", frozenset({PP}), _stages, "core/transformer/transformer_block.py:150", "choose a PP that divides"),
+    Rule("PAR-12", frozenset({PP, *UNEVEN}), _stages, "core/transformer/transformer_block.py:150", "choose another PP"),
     Rule(
-        "PAR-13", frozenset({PP, VPP}), _chunks, "core/transformer/transformer_block.py:169",
+        "PAR-13", frozenset({PP, VPP, *UNEVEN}), _chunks, "core/transformer/transformer_block.py:169",
         "choose a VPP that divides the layers of a stage",
     ),
     Rule("PAR-18", frozenset({CP}), _context_halves, "MLM arguments.py:1296", "lower CP or lengthen the sequence"),

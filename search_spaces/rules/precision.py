@@ -83,7 +83,7 @@ def _fp4_gpu(case: Case) -> str | None:
 _QUANTIZATION = "TE 2.20.2 pytorch/quantization.py"
 _FP8 = frozenset({FP8, RECIPE})
 RULES = (
-    Rule("PRC-01", _FP8, _unknown_recipe, "core/fp8_utils.py, get_fp8_recipe", f"known: {', '.join(RECIPES)}"),
+    Rule("UNK-01", _FP8, _unknown_recipe, "core/fp8_utils.py, get_fp8_recipe", f"known: {', '.join(RECIPES)}"),
     Rule("PRC-07", frozenset({FP8, FP4}), _both, "core/transformer/transformer_config.py, VC-53", "choose one"),
     Rule("PRC-09", _FP8, _engine, "core/transformer/transformer_config.py:2297", "install 1.11 or newer"),
     Rule(

@@ -36,7 +36,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "CPU-07": (case(tp_comm_overlap=True), case(H2, tp_comm_overlap=True)),
     "CPU-08": (case(fine_grained_activation_offloading=True), case(fine_grained_activation_offloading=False)),
     "CPU-09": (case(env=CUTLASS), case(H2, env=CUTLASS)),
-    "HW-09": (case(BLACKWELL, env=CUTLASS), case(H8, env=CUTLASS)),
+    "DUP-14": (case(BLACKWELL, env=CUTLASS), case(H8, env=CUTLASS)),
     "DUP-13": (case(H8, env=CUTLASS, fp8="hybrid"), case(H8, env=CUTLASS)),
     "PAR-01": (case(tp=2, pp=2), case(cpus(4), tp=2, pp=2)),
     "PAR-02": (case(tp=2, ep=2), case(tp=2, ep=2, etp=1)),
@@ -140,7 +140,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(recompute="full", method="block", layers=1, pp=2, vpp=2),
         case(recompute="full", method="block", layers=1, pp=2),
     ),
-    "PRC-01": (case(H8, fp8="hybrid", fp8_recipe="mxfp4"), case(H8, fp8="hybrid", fp8_recipe="mxfp8")),
+    "UNK-01": (case(H8, fp8="hybrid", fp8_recipe="mxfp4"), case(H8, fp8="hybrid", fp8_recipe="mxfp8")),
     "PRC-07": (case(BLACKWELL, fp8="hybrid", fp4="e2m1"), case(BLACKWELL, fp4="e2m1")),
     "PRC-09": (
         case(H8, fp8="hybrid", stack={"transformer_engine": None}),
@@ -191,11 +191,11 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, graphs="transformer_engine", env=EXPANDABLE),
         case(H8, graphs="transformer_engine", env=EXPANDABLE | {"NCCL_GRAPH_REGISTER": "0"}),
     ),
-    "CGR-27": (
+    "RUN-01": (
         case(H1, graphs="local", captured="attn"),
         case(H1, graphs="local", captured="attn+moe_router+moe_preprocess"),
     ),
-    "CGR-28": (
+    "STK-01": (
         case(H1, graphs="transformer_engine", stack={"transformer_engine": None}),
         case(H1, graphs="local", stack={"transformer_engine": None}),
     ),
@@ -328,7 +328,7 @@ def test_configurations_measured_on_one_h200_are_judged_right() -> None:
     assert judged(fp8="hybrid", fp8_recipe="mxfp8") == "HW-03"
     assert judged(dispatcher="flex", backend="deepep") == "DSP-07"
     assert judged(dispatcher="alltoall", overlap=True) == "OVL-03"
-    assert judged(graphs="local", captured="attn") == "CGR-27"
+    assert judged(graphs="local", captured="attn") == "RUN-01"
 
 
 @pytest.mark.parametrize(
