@@ -103,7 +103,8 @@ class MlflowView:
             with self._changed:
                 self._queue.popleft()
         try:
-            store.close()
+            if not self._abandoned:  # else `moetune report` ends the run, perhaps at this moment
+                store.close()
         except Exception as error:  # noqa: BLE001 - the end mark of a run is no reason to fail a sweep
             self._note(str(error))
 

@@ -58,6 +58,18 @@ def test_one_event_is_one_line_of_json(path: Path) -> None:
     assert [json.loads(line)["event"] for line in lines] == [event.event for event in sweep()]
 
 
+def test_a_put_is_one_write_and_one_fsync_in_that_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    write, fsync = os.write, os.fsync
+    with Journal.create(path) as journal:
+        monkeypatch.setattr(os, "write", lambda fd, data: (calls.append("write"), write(fd, data))[1])
+        monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd))[1])
+        journal.put(head())
+        journal.put(head())  # there already
+        journal.put(screened())
+    assert calls == ["write", "fsync", "write", "fsync"]
+
+
 def test_a_loss_that_is_not_a_number_survives(path: Path) -> None:
     record = finished(0, candidate(), measured(0.1, loss=math.nan))
     with Journal.create(path) as journal:
