@@ -1,6 +1,6 @@
-"""A gang: the ranks of one trial, wherever they run. `GangState` decides; `LocalGang` acts on this machine, without Ray.
+"""A gang: the ranks of one trial, wherever they run. `GangState` decides; `LocalGang` acts on this machine.
 
-`LocalGang` is the light twin of the Ray slot: same parents, same forks, same reports, one process to drive them.
+`LocalGang` is the light twin of the Ray slot: no Ray, same parents, same forks, same reports, one driver.
 """
 
 import time

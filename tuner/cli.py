@@ -174,7 +174,9 @@ def _add_init(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_status(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="tracking.folder (default: runs)")
+    verb.add_argument(
+        "folder", nargs="?", type=Path, default=Path("moetune-runs"), help="tracking.folder"
+    )
 
 
 def _add_stop(verb: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -52,13 +53,7 @@ class Proposer:
         """The candidate of trial `number`, or None once every legal candidate has been seen."""
         if not self._unseen.any():
             return None
-        self._study.sampler = optuna.samplers.TPESampler(
-            seed=_derived(self.seed, number),
-            multivariate=True,
-            group=True,
-            n_startup_trials=self.startup,
-            warn_independent_sampling=False,
-        )
+        self._study.sampler = _sampler(_derived(self.seed, number), self.startup)
         trial = self._study.ask()
         drawn = self.space.canonical(self._walk(trial))
         if self._fresh(drawn):
@@ -142,6 +137,13 @@ class Proposer:
         return self.legal[int(random.Random(_derived(self.seed, number)).choice(rows))]
 
 
+def _sampler(seed: int, startup_trials: int) -> optuna.samplers.TPESampler:
+    """TPE over groups of knobs that exist together: what a conditional space needs. `group` is marked experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup_trials)
+
+
 def _derived(seed: int, number: int) -> int:
     """A 32-bit seed for trial `number`: unrelated numbers for neighbouring trials and seeds."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")
@@ -193,11 +195,15 @@ class TuneSearcher(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         self._session.finish(trial_id, None if error or not result else result.get("result"))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles the searcher into a file that nothing of ours reads: leave the session out of it."""
+        return {key: value for key, value in self.__dict__.items() if key != "_session"}
+
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the journal holds the state, and a pickled searcher would be a second truth."""
 
     def restore(self, checkpoint_path: str) -> None:
         raise NotImplementedError("a sweep is resumed from its journal: moetune run SWEEP --resume")
 
-    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
-        return not config
+    def set_search_properties(self, *_: Any, **__: Any) -> bool:
+        return True  # the space is the session's; Tune has none to give

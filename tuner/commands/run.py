@@ -89,7 +89,7 @@ def _open_journal(sweep: LoadedSweep, options: RunOptions) -> tuple[RunFolder, J
 def _same_sweep(state: JournalState, sweep: LoadedSweep, folder: RunFolder) -> None:
     if (state.head.sweep_digest, state.head.space_digest) != (sweep.digest, sweep.space.digest):
         raise InputError(
-            [Fault("the sweep file changed since this run began: its trials would not be comparable", str(folder.path))],
+            [Fault("the sweep file changed since this run began; its trials cannot be compared", str(folder.path))],
             "run without --resume, or restore the file (a copy is sweep.yaml in that folder); budget may change",
         )
 
@@ -105,9 +105,7 @@ def _session(
     return SweepSession(sweep, journal, proposer, resumed, listeners)
 
 
-def _started(
-    session: SweepSession, sweep: LoadedSweep, folder: RunFolder, screening: Screening, resumed: bool
-) -> None:
+def _started(session: SweepSession, sweep: LoadedSweep, folder: RunFolder, screening: Screening, resumed: bool) -> None:
     session.emit(
         SweepStarted(
             sweep_name=sweep.spec.name,
@@ -135,7 +133,7 @@ def _search_and_verify(
     """Everything that needs Ray. Leaves no process behind, however it ends."""
     from tuner.launch import cluster
     from tuner.launch.drive import drive, run_on_slot
-        from tuner.launch.slots import Slots
+    from tuner.launch.slots import Slots
     from tuner.launch.trials import run_as_job
 
     spec, isolation = sweep.spec, options.isolation or sweep.spec.launch.isolation
@@ -172,7 +170,7 @@ def _stoppable(session: SweepSession, folder: RunFolder, interrupt: Callable[[],
         session.request_stop(INTERRUPTED)
         interrupt()
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
         if session.stop_reason == INTERRUPTED:
             raise KeyboardInterrupt
         stop()

@@ -1,5 +1,6 @@
 """The loop: Ray Tune over a session, one Tune trial a candidate, until the session says "done"."""
 
+import logging
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +20,16 @@ def drive(session: Session, board: Any, folder: Path, isolation: Literal["slot",
     `folder` takes what Ray writes of its own. Tune never stops a trial: that leaks the placement group (ray#54305).
     """
     function = tune.with_parameters(slot_trial, board=board) if isolation == "slot" else job_trial
+    # Tune writes a warning a trial because its own result files are switched off; the journal has the results.
+    logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
     tuner = tune.Tuner(
         tune.with_resources(function, {"cpu": TRIAL_CPUS}),
-        tune_config=TuneConfig(search_alg=TuneSearcher(session), num_samples=-1, reuse_actors=True),
+        tune_config=TuneConfig(
+            search_alg=TuneSearcher(session),
+            num_samples=-1,
+            reuse_actors=True,
+            trial_dirname_creator=_short_name,
+        ),
         run_config=RunConfig(
             name="tune",
             storage_path=str(folder.resolve()),
@@ -30,6 +38,11 @@ def drive(session: Session, board: Any, folder: Path, isolation: Literal["slot",
         ),
     )
     tuner.fit()
+
+
+def _short_name(trial: Any) -> str:
+    """Tune would put the whole job into the folder's name."""
+    return str(trial.trial_id)
 
 
 def run_on_slot(board: Any, job_json: str) -> str:

@@ -45,8 +45,9 @@ class Slots:
         while not ray.get(self.board.ready_slots.remote()):
             waited = time.monotonic() - start
             if waited > limit_s or not any(thread.is_alive() for thread in self._threads):
+                why = self.faults[-1] if self.faults else "still starting"
                 raise ResourceMissing(
-                    f"no worker group was ready after {waited:.0f} s: {'; '.join(self.faults[-1:]) or 'still starting'}",
+                    f"no worker group was ready after {waited:.0f} s: {why}",
                     "check `ray status`, and that moetune is installed on the workers with the same Python",
                 )
             time.sleep(0.1)

@@ -45,7 +45,7 @@ class Deadline(WorkerGroupCallback):
     def __init__(self, limit_s: float) -> None:
         self.limit_s, self.began = limit_s, 0.0
 
-    def after_worker_group_training_start(self, worker_group: Any) -> None:
+    def after_worker_group_training_start(self, worker_group: Any) -> None:  # noqa: ARG002 - Ray's signature
         self.began = time.monotonic()
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
