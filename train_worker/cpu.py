@@ -9,7 +9,6 @@ Each row below names the call sites in megatron/core that need it.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -32,8 +31,6 @@ Row = tuple[Any, str, Any]
 class NullStream:
     """The only "stream" of a CPU: the calling thread, in program order."""
 
-    cuda_stream = 0
-
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
@@ -42,12 +39,6 @@ class NullStream:
 
     def __exit__(self, *_: Any) -> None:
         pass
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NullStream)
-
-    def __hash__(self) -> int:
-        return 0
 
     def wait_stream(self, stream: Any) -> None:
         pass
@@ -63,25 +54,19 @@ class NullStream:
 
 
 class NullEvent:
-    """An event that has always happened; `elapsed_time` in milliseconds, as torch's."""
+    """An event that has always happened."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.recorded_at = 0.0
+        pass
 
     def record(self, *_: Any) -> None:
-        self.recorded_at = time.perf_counter()
+        pass
 
     def wait(self, *_: Any) -> None:
         pass
 
     def synchronize(self) -> None:
         pass
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: "NullEvent") -> float:
-        return (end.recorded_at - self.recorded_at) * 1e3
 
 
 def _cuda_means_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -132,7 +117,7 @@ def _device_rows() -> list[Row]:
         # tensor_parallel/random.py:303-345,490,528. Without the last row nothing fails: torch queues the state for a
         # CUDA that never starts, the tracker's forks have no effect, and dropout under recompute gives other losses
         (torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state()),
-        (torch.cuda, "manual_seed", torch.manual_seed),
+        (torch.cuda, "manual_seed", torch.manual_seed),  # left out nothing fails: weights would not be seeded
         (megatron_random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()),
         (megatron_random, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state)),
         # moe/token_dispatcher.py:469, shared_experts.py:192, pipeline_parallel/utils.py:392
@@ -141,7 +126,7 @@ def _device_rows() -> list[Row]:
         (torch.cuda, "Event", NullEvent),
         # token_dispatcher.py:922,925; distributed/param_and_grad_buffer.py:632; shared_experts.py:98,226,237
         (torch.cuda, "current_stream", lambda *_, **__: stream),
-        (torch.cuda, "stream", lambda stream: stream or nullcontext()),
+        (torch.cuda, "stream", lambda stream: stream or nullcontext()),  # torch's own fails only where there is a GPU
         # pipeline_parallel/p2p_communication.py:419, batch_p2p_comm
         (torch.cuda, "synchronize", _nothing),
     ]

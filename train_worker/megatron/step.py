@@ -52,8 +52,13 @@ class Trainer:
         _, grad_norm, _ = self.built.optimizer.step()
         return [found["loss"] for found in losses], float("nan") if grad_norm is None else float(grad_norm)
 
-    def _forward(self, iterator: Iterator[torch.Tensor], model: Any, *_: Any) -> tuple[torch.Tensor, Any]:
-        """Megatron's forward_step_func: output of the chunk and the function that makes a loss of the last one's."""
+    def _forward(
+        self, iterator: Iterator[torch.Tensor], model: Any, return_schedule_plan: bool = False
+    ) -> tuple[Any, Any]:
+        """Megatron's forward_step_func: output of the chunk and the function that makes a loss of the last one's.
+
+        With overlap_moe_expert_parallel_comm the schedule asks for a plan instead, to interleave two micro-batches.
+        """
         text = next(iterator)
         self.seen.append(text.shape[0])
         length = text.shape[1] - 1
@@ -64,8 +69,8 @@ class Trainer:
         }
         if parallel_state.get_context_parallel_world_size() > 1:
             batch = get_batch_on_this_cp_rank(batch, is_hybrid_cp=False)
-        output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
-        return output, _mean_loss
+        forward = model.build_schedule_plan if return_schedule_plan else model
+        return forward(batch["tokens"], batch["position_ids"], None, labels=batch["labels"]), _mean_loss
 
 
 def _mean_loss(per_token: torch.Tensor, **_: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
