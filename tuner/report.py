@@ -1,5 +1,6 @@
 """The leaderboard on a terminal: the verdict first, in words; then the ranking, the failures, the costs."""
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -8,6 +9,7 @@ from tuner.leaderboard import Costs, Leaderboard, Row
 
 MOST_ROWS = 20
 MOST_FAILURES = 15
+TIGHT = (0, 1, 0, 0)  # top, right, bottom, left: seven columns fit a plain terminal of 80
 PHASES = {
     "launch_s": "launch",
     "import_s": "import",
@@ -46,10 +48,10 @@ def heading(board: Leaderboard) -> str:
 
 def legend(board: Leaderboard) -> str:
     """How to read the ranking."""
-    floor = "no candidate was repeated, so the noise floor is unknown"
+    floor = "No configuration was repeated, so the noise floor is unknown"
     if board.noise_floor is not None:
-        floor = f"noise floor {board.noise_floor:.1%} (two trials of one configuration differ by less in 95% of cases)"
-    text = f"Intervals: 95%, of the median step. =: cannot be told from the leader. {floor}."
+        floor = f"Noise floor {board.noise_floor:.1%} (two trials of one configuration differ by less in 95% of cases)"
+    text = f"Intervals: 95%, of the median step. Ranks with = cannot be told from the leader. {floor}."
     if len(board.fingerprints) > 1:
         text += f" CAUTION: trials ran on {len(board.fingerprints)} different stacks; they are not comparable."
     return text
@@ -84,9 +86,9 @@ def place(row: Row) -> str:
 
 
 def _ranking(board: Leaderboard) -> Table:
-    table = Table(title="Ranking (* what to use)", title_justify="left", expand=False)
+    table = Table(title="Ranking (* what to use)", title_justify="left", box=SIMPLE_HEAD, padding=TIGHT)
     table.add_column("#", justify="right")
-    table.add_column("differs from the default by", overflow="fold", min_width=20)
+    table.add_column("differs from the default by", overflow="fold", min_width=18)
     for name in ("step ms", "95% interval", "tokens/s", "peak MiB", "speed"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = [row for row in board.rows if row.rank <= MOST_ROWS or row.default or row.winner]
@@ -95,7 +97,7 @@ def _ranking(board: Leaderboard) -> Table:
             place(row),
             Text(row.label),
             f"{row.step_time_s * 1e3:#.4g}",
-            f"{row.step_time_low_s * 1e3:#.4g} - {row.step_time_high_s * 1e3:#.4g}",
+            f"{row.step_time_low_s * 1e3:#.4g}-{row.step_time_high_s * 1e3:#.4g}",
             f"{row.tokens_per_s:,.0f}",
             f"{row.peak_memory_bytes / 2**20:,.1f}",
             f"{row.speed:.3f}x" if row.speed else "",
@@ -107,7 +109,7 @@ def _ranking(board: Leaderboard) -> Table:
 
 
 def _failures(board: Leaderboard) -> Table:
-    table = Table(title="Failed trials", title_justify="left")
+    table = Table(title="Failed trials", title_justify="left", box=SIMPLE_HEAD, padding=TIGHT)
     table.add_column("trial", justify="right")
     table.add_column("kind", no_wrap=True)
     table.add_column("configuration", overflow="fold")
@@ -125,7 +127,7 @@ def shortened(text: str, limit: int = 200) -> str:
 
 
 def _rejections(board: Leaderboard) -> Table:
-    table = Table(title="Refused before they cost anything", title_justify="left")
+    table = Table(title="Refused before they cost anything", title_justify="left", box=SIMPLE_HEAD, padding=TIGHT)
     table.add_column("points", justify="right")
     table.add_column("rule", no_wrap=True)
     table.add_column("reason", overflow="fold")

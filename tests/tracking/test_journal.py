@@ -60,10 +60,19 @@ def test_one_event_is_one_line_of_json(path: Path) -> None:
 
 def test_a_put_is_one_write_and_one_fsync_in_that_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    write, fsync = os.write, os.fsync
+    real_write, real_fsync = os.write, os.fsync
+
+    def write(fd: int, data: bytes) -> int:
+        calls.append("write")
+        return real_write(fd, data)
+
+    def fsync(fd: int) -> None:
+        calls.append("fsync")
+        real_fsync(fd)
+
     with Journal.create(path) as journal:
-        monkeypatch.setattr(os, "write", lambda fd, data: (calls.append("write"), write(fd, data))[1])
-        monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd))[1])
+        monkeypatch.setattr(os, "write", write)
+        monkeypatch.setattr(os, "fsync", fsync)
         journal.put(head())
         journal.put(head())  # there already
         journal.put(screened())

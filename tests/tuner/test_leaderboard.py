@@ -1,5 +1,6 @@
 import io
 import math
+import re
 
 import pytest
 from rich.console import Console
@@ -147,7 +148,13 @@ def test_a_long_board_shows_the_top_the_default_and_the_winner() -> None:
     many = [finished(100 + n, candidate(n=n), measured(0.16 + n * 0.0001)) for n in range(60)]
     text = printed(leaderboard([*sweep(), *many]))
     assert "slower rows left out" in text
-    assert "│ default " in text
+    assert re.search(r"^ *63 +default ", text, re.MULTILINE)
+
+
+def test_a_narrow_terminal_cuts_no_number_off() -> None:
+    text = printed(leaderboard(sweep()), width=80)
+    for number in ("148.6-151.5", "3,418", "28.6", "1.333x"):
+        assert number in text
 
 
 def test_a_leaderboard_survives_json() -> None:
