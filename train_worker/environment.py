@@ -58,15 +58,15 @@ def _accelerator() -> tuple[str | None, str | None, dict[str, Any]]:
     nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
     facts = {
         "device_name": properties.name,
-        "driver": _driver(),
+        "driver": driver_version(),
         "compute_capability": f"{properties.major}.{properties.minor}",
     }
     return nccl, torch.version.cuda, facts
 
 
-def _driver(version_file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+def driver_version(version_file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """Version of the NVIDIA kernel driver: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  ..."."""
     if not version_file.exists():
         return None
     words = version_file.read_text().splitlines()[0].split()
-    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None)
+    return next((word for word in words if word[0].isdigit() and "." in word), None)

@@ -120,6 +120,7 @@ SINGLE = {
     "some recomputed": case(2, LONG, micro_batch_size=4, **SELECTIVE),
     "diverges": case(2, ADAM.model_copy(update={"learning_rate": 1e9}), **EXPERT),
     "ignored knob": case(2, SHORT, moe_grouped_gemm=True),
+    "refused knobs": case(2, SHORT, recompute_granularity="selective", recompute_modules="moe_act"),
     "misspelt knob": case(2, SHORT, micro_batchsize=1),
     "uneven batch": case(2, SHORT, micro_batch_size=3),
     "megatron's own draw": case(1, SHORT.model_copy(update={"layout_independent_init": False})),
@@ -270,6 +271,12 @@ def test_a_knob_that_megatron_ignores_is_rejected(answers: Answers) -> None:
     answer = answers["ignored knob"][0]
     assert (answer["kind"], answer["rule"]) == ("rejected", "effective-differs")
     assert answer["reason"] == "moe_grouped_gemm: requested True, effective False"
+
+
+def test_what_megatron_refuses_is_rejected_with_its_reason(answers: Answers) -> None:
+    for answer in answers["refused knobs"]:
+        assert (answer["kind"], answer["rule"]) == ("rejected", "megatron-config")
+        assert "moe_act in recompute_modules is only supported with moe_grouped_gemm" in answer["reason"]
 
 
 def test_unknown_knob_is_named(answers: Answers) -> None:

@@ -37,9 +37,8 @@ class MegatronConfigs:
 
 
 def configs_of(job: TrialJob) -> MegatronConfigs:
-    """Raises ValueError for an unknown knob; Megatron's own validation errors pass through."""
+    """Knobs must exist (`refuse_unknown`). The errors of Megatron's own validation pass through."""
     candidate, training = job.candidate, job.training
-    refuse_unknown(candidate)
     knobs = {name: megatron_value(name, value) for name, value in candidate.knobs.items()}
     fixed = _model_fields(job.model) | _training_fields(training) | _derived_fields(candidate)
     transformer = _transformer_class(job.model)(**(fixed | _of(knobs, TransformerConfig)))

@@ -18,7 +18,7 @@ from search_spaces.candidate import KnobValue
 from train_worker.cpu import megatron_on_cpu
 from train_worker.environment import fingerprint
 from train_worker.job import TrialJob
-from train_worker.megatron.config import configs_of
+from train_worker.megatron.config import configs_of, refuse_unknown
 from train_worker.megatron.effective import Run, effective_configuration, first_mismatch_of_ranks, mismatch
 from train_worker.megatron.model import Built, build, parameter_count
 from train_worker.megatron.step import Trainer, global_loss_and_norm, trainer_of
@@ -30,13 +30,19 @@ from train_worker.progress import Progress
 def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
     """Run the trial. Collective: every rank calls it with the same job and gets an answer of the same kind.
 
-    Raises ValueError for a knob that does not exist or a batch that does not divide, and whatever Megatron or torch
-    raises. `Measured.phases` holds the phases of this rank so far; the caller adds its own.
+    What Megatron's config objects refuse is Rejected with rule "megatron-config", what they silently change with rule
+    "effective-differs". Raises ValueError for a knob that does not exist or a batch that does not divide, and whatever
+    Megatron or torch raises later. `Measured.phases` holds the phases of this rank so far; the caller adds its own.
     """
     with megatron_on_cpu() if job.cluster.device == "cpu" else nullcontext(), _model_parallel(job, progress):
         device = torch.device("cpu" if job.cluster.device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         with progress.within("build"):
-            configs = configs_of(job)
+            refuse_unknown(job.candidate)
+            try:
+                configs = configs_of(job)
+            except (ValueError, AssertionError, NotImplementedError, ImportError) as refusal:
+                # Megatron's own validation, the same on every rank and before any collective of the build.
+                return Rejected(rule="megatron-config", reason=f"{type(refusal).__name__}: {refusal}")
             model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True)
             built = build(job, configs)
             trainer = trainer_of(job, configs, built, device)

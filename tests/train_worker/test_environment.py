@@ -1,0 +1,52 @@
+"""The fingerprint names the stack and the hardware, and nobody."""
+
+import getpass
+import importlib.metadata
+import platform
+import socket
+from pathlib import Path
+
+import pytest
+
+from train_worker.environment import cpu_model_name, driver_version, fingerprint
+
+
+def test_cpu_fingerprint_has_the_installed_versions() -> None:
+    found = fingerprint("cpu")
+    assert found.stack.megatron_core == importlib.metadata.version("megatron-core")
+    assert found.stack.torch == importlib.metadata.version("torch")
+    assert (found.stack.nccl, found.stack.cuda, found.driver, found.compute_capability) == (None, None, None, None)
+    assert found.python == platform.python_version()
+    assert found.device_name
+    assert found.digest == fingerprint("cpu").digest
+
+
+def test_fingerprint_names_no_host_and_no_user() -> None:
+    text = fingerprint("cpu").model_dump_json()
+    assert f'"{socket.gethostname()}"' not in text
+    assert f'"{getpass.getuser()}"' not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: AMD EPYC 9B14\nflags: x\nmodel name\t: other\n", "AMD EPYC 9B14"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", platform.machine()),  # Arm's file has no model name
+    ],
+)
+def test_cpu_model_name(tmp_path: Path, text: str, name: str) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert cpu_model_name(tmp_path / "cpuinfo") == name
+
+
+def test_cpu_model_name_without_proc(tmp_path: Path) -> None:
+    assert cpu_model_name(tmp_path / "missing") == platform.machine()
+
+
+def test_driver_version(tmp_path: Path) -> None:
+    assert driver_version(tmp_path / "missing") is None
+    line = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\nGCC version:  gcc 12.3.0\n"
+    )
+    (tmp_path / "version").write_text(line)
+    assert driver_version(tmp_path / "version") == "580.82.07"

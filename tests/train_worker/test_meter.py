@@ -1,0 +1,103 @@
+"""Live tensor bytes: each storage once, from birth to death. Sizes in bytes of float32 tensors."""
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+
+from train_worker.meter import LiveBytes, PeakMemory, StepClock
+
+KIB = 256  # elements of float32 in one KiB
+
+
+def test_a_new_tensor_counts_and_a_freed_one_does_not() -> None:
+    with LiveBytes() as live:
+        first = torch.zeros(4 * KIB)
+        assert live.live_bytes == 4096
+        del first
+        assert live.live_bytes == 0
+        second = torch.zeros(2 * KIB)
+        assert live.live_bytes == 2048
+    assert live.peak_bytes == 4096
+    assert second.numel() == 2 * KIB
+
+
+def test_views_share_one_storage() -> None:
+    with LiveBytes() as live:
+        whole = torch.zeros(4 * KIB)
+        rows = whole.view(4, KIB)
+        part = rows[1:, :16].t()
+        del whole, rows
+        assert live.live_bytes == 4096
+        del part
+        assert live.live_bytes == 0
+
+
+def test_held_tensors_count_from_the_start_and_once() -> None:
+    weight = torch.zeros(4 * KIB)
+    with LiveBytes([weight, weight.view(2, -1), torch.zeros(KIB)]) as live:
+        assert live.live_bytes == 4096  # the temporary died with the list
+        result = weight + 1
+        assert live.live_bytes == 8192
+        del result
+    assert live.peak_bytes == 4096 + 4096
+
+
+def test_a_storage_resized_to_nothing_is_free() -> None:
+    """Selective recompute frees outputs with resize_(0) and fills them again in the backward pass."""
+    with LiveBytes() as live:
+        output = torch.zeros(4 * KIB)
+        output.untyped_storage().resize_(0)
+        assert live.live_bytes == 0
+        output.untyped_storage().resize_(4096)
+        assert live.live_bytes == 4096
+    assert torch.UntypedStorage.resize_ is type(output.untyped_storage()).resize_
+    assert "booking" not in torch.UntypedStorage.resize_.__qualname__
+
+
+def test_storages_that_outlive_the_mode_are_let_go() -> None:
+    with LiveBytes() as live:
+        kept = torch.zeros(KIB)
+    peak = live.peak_bytes
+    del kept
+    assert live.peak_bytes == peak == 1024
+
+
+@pytest.mark.parametrize("layers", [2, 4, 8])
+def test_saved_activations_are_seen_through_autograd(layers: int) -> None:
+    weight = torch.ones(KIB, requires_grad=True)
+
+    def peak(value: torch.Tensor) -> int:
+        with LiveBytes([weight]) as live:
+            for _ in range(layers):
+                value = (value * weight).exp()  # exp saves its result, the product its input
+            value.sum().backward()
+        weight.grad = None
+        return live.peak_bytes
+
+    first = peak(torch.zeros(KIB))
+    assert first == peak(torch.zeros(KIB))  # the same to the byte
+    assert first >= layers * 1024
+
+
+def test_cpu_peak_is_that_of_the_observed_step() -> None:
+    held = [torch.zeros(KIB)]
+
+    def tensors() -> Iterable[torch.Tensor]:
+        return held
+
+    memory = PeakMemory(torch.device("cpu"), tensors)
+    torch.zeros(64 * KIB)
+    with memory.observe():
+        torch.zeros(4 * KIB)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert memory.largest() == 1024 + 4096
+        clock = StepClock(torch.device("cpu"))
+        for _ in range(3):
+            with clock.step():
+                pass
+        assert clock.slowest() == clock.seconds
+        assert len(clock.seconds) == 3
+    finally:
+        torch.distributed.destroy_process_group()
