@@ -6,9 +6,11 @@ trials in turn. Not done in pytest's own process, which has threads.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -18,6 +20,7 @@ from typing import Any
 from train_worker.job import TrialJob
 
 REPOSITORY = Path(__file__).parents[2]
+LIMIT_S = 280  # for all trials of a file; pytest's own limit is 300 s
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -38,13 +41,25 @@ def run_gang(cases: dict[str, Case], folder: Path) -> dict[str, list[dict[str, A
     told = {name: {"job": case.job.model_dump(mode="json"), "without": case.without} for name, case in cases.items()}
     (folder / "cases.json").write_text(json.dumps(told))
     env = os.environ | ONE_THREAD | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([sys.executable, __file__, str(folder)], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    _run_to_the_end([sys.executable, __file__, str(folder)], env, folder / "stderr")
     files = {
         name: [folder / f"{case.gang}.{rank}.json" for rank in range(case.job.world_size)]
         for name, case in cases.items()
     }
     return {name: [json.loads(path.read_text())[name] for path in paths] for name, paths in files.items()}
+
+
+def _run_to_the_end(command: list[str], env: dict[str, str], errors: Path) -> None:
+    """Run in a process group of its own, which is killed whole: a hung rank must not outlive the test."""
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(command, env=env, stderr=stderr, stdout=stderr, process_group=0)
+    try:
+        code = process.wait(LIMIT_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert code == 0, errors.read_text()[-4000:]
 
 
 def main(folder: Path) -> int:
@@ -86,7 +101,7 @@ def rank_main(gang: str, cases: dict[str, Case], folder: Path, rank: int) -> int
         world_size=first.job.world_size,
         timeout=timedelta(seconds=60),
     )
-    trial.megatron_on_cpu = partial(megatron_on_cpu, frozenset(first.without))
+    vars(trial)["megatron_on_cpu"] = partial(megatron_on_cpu, frozenset(first.without))
     attributes = [(owner, name, getattr(owner, name, None)) for owner, name, _ in shim_rows()]
     answers = {}
     for name, case in cases.items():

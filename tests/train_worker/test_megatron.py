@@ -75,7 +75,7 @@ SELECTIVE: dict[str, KnobValue] = {
 }
 
 
-def case(world: int, training: TrainingShape = SGD, model: ModelShape = MODEL, **knobs: KnobValue) -> Case:
+def case(world: int, training: TrainingShape = SGD, model: ModelShape = MODEL, /, **knobs: KnobValue) -> Case:
     candidate = Candidate(knobs={"micro_batch_size": 2} | knobs)
     cluster = ClusterShape(device="cpu", workers=world, workers_per_trial=world, workers_per_node=world)
     job = TrialJob(
@@ -238,7 +238,7 @@ def test_parameters_are_counted_once_in_every_layout(answers: Answers) -> None:
     assert tied["parameter_count"] == analytic_parameters(TIED, padded_vocabulary=256)
 
 
-EFFECTIVE = {
+EFFECTIVE: dict[str, dict[str, KnobValue]] = {
     "data": {"data_parallel_size": 2, "num_microbatches": 2, "moe_token_dispatcher_type": "allgather"},
     "data, one sequence a micro-batch, overlapped": {
         "micro_batch_size": 1,

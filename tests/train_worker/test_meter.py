@@ -1,6 +1,7 @@
 """Live tensor bytes: each storage once, from birth to death. Sizes in bytes of float32 tensors."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_saved_activations_are_seen_through_autograd(layers: int) -> None:
     assert first >= layers * 1024
 
 
-def test_cpu_peak_is_that_of_the_observed_step() -> None:
+def test_cpu_peak_is_that_of_the_observed_step(tmp_path: Path) -> None:
     held = [torch.zeros(KIB)]
 
     def tensors() -> Iterable[torch.Tensor]:
@@ -90,7 +91,7 @@ def test_cpu_peak_is_that_of_the_observed_step() -> None:
     torch.zeros(64 * KIB)
     with memory.observe():
         torch.zeros(4 * KIB)
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         assert memory.largest() == 1024 + 4096
         clock = StepClock(torch.device("cpu"))
