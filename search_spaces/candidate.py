@@ -14,7 +14,7 @@ from pydantic import Field
 
 from search_spaces.shapes import Noun
 
-# A list-valued knob (recompute_modules, cuda_graph_modules) is written "core_attn+moe": hashable, and one Optuna category.
+# A list-valued knob (recompute_modules) is written "core_attn+moe": hashable, and one Optuna category.
 KnobValue = bool | int | float | str | None
 MODULE_SEPARATOR = "+"
 

@@ -6,7 +6,7 @@ from tracking.record import Event
 
 
 class Store(Protocol):
-    """Takes events in order. `put` of an event already there is a no-op: a store can be filled again from the journal."""
+    """Takes events in order. `put` of an event already there is a no-op, so a store can be filled again."""
 
     def put(self, event: Event) -> None:
         """Remember one event. Raises ResourceMissing where it cannot be kept."""

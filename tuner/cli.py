@@ -174,9 +174,7 @@ def _add_init(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_status(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "folder", nargs="?", type=Path, default=Path("moetune-runs"), help="tracking.folder"
-    )
+    verb.add_argument("folder", nargs="?", type=Path, default=Path("moetune-runs"), help="tracking.folder")
 
 
 def _add_stop(verb: argparse.ArgumentParser) -> None:

@@ -37,7 +37,12 @@ class Proposer:
     """
 
     def __init__(
-        self, space: SearchSpace, legal: Sequence[Candidate], direction: str, seed: int, expected_trials: int
+        self,
+        space: SearchSpace,
+        legal: Sequence[Candidate],
+        direction: Literal["minimize", "maximize"],
+        seed: int,
+        expected_trials: int,
     ) -> None:
         self.space, self.legal, self.seed = space, list(legal), seed
         self.startup = max(expected_trials // STARTUP_SHARE, 4)

@@ -55,7 +55,7 @@ class SweepSession:
         self.error: MoetuneError | None = None
         self.stop_reason = ""
         self.records: list[TrialRecord] = list(resumed.finished) if resumed else []
-        self._journal, self._listeners = journal, list(listeners)
+        self._journal, self.listeners = journal, list(listeners)
         self._next_number = resumed.next_number if resumed else 0
         self._pending = deque(p for p in resumed.in_flight if p.purpose != "verify") if resumed else deque[Proposed]()
         self._running: dict[str, tuple[Proposed, str]] = {}
@@ -132,10 +132,10 @@ class SweepSession:
             self.request_stop(error.what, error)
             if not getattr(error, "recorded", False):
                 logger.error("not recorded: %s", event.model_dump_json())
-        for listener in self._listeners:
+        for listener in self.listeners:
             try:
                 listener(event)
-            except Exception:
+            except Exception:  # a view may fail in any way; the journal and the sweep go on
                 logger.exception("a listener failed on %s", event.event)
 
     def job(self, trial_id: str, candidate: Candidate) -> TrialJob:

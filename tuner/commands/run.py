@@ -59,12 +59,16 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
         progress = stack.enter_context(Progress(sweep, console))
         view = MlflowView(resolve_uri(sweep.spec.tracking.mlflow_uri, sweep.spec.tracking.folder))
         stack.callback(view.close, VIEW_DRAIN_S)
-        session = _session(sweep, journal, screening, [view.put, progress.on_event])
+        session = _session(sweep, journal, screening, [progress.on_event])
         progress.replay(session.records)
-        for event in journal.events:
-            view.put(event)
         _started(session, sweep, folder, screening, resumed=bool(journal.events))
-        _search_and_verify(session, sweep, options, folder, progress, journal)
+
+        def show() -> None:  # only once Ray is up: importing mlflow takes seconds from daemons that must answer in 15 s
+            for event in journal.events:
+                view.put(event)
+            session.listeners.append(view.put)
+
+        _search_and_verify(session, sweep, options, folder, progress, journal, show)
     return _result(session, folder)
 
 
@@ -129,6 +133,7 @@ def _search_and_verify(
     folder: RunFolder,
     progress: Progress,
     journal: Journal,
+    show: Callable[[], None],
 ) -> None:
     """Everything that needs Ray. Leaves no process behind, however it ends."""
     from tuner.launch import cluster
@@ -152,7 +157,10 @@ def _search_and_verify(
         if isolation == "slot":
             slots.start()
             progress.say(f"starting {spec.cluster.slots} worker group(s)")
+            show()  # while the workers import, not while the first trial is measured
             progress.say(f"workers ready after {slots.wait_ready(READY_LIMIT_S):.1f} s; searching")
+        else:
+            show()
         drive(session, board, scratch, isolation)
         if session.stop_reason == INTERRUPTED or session.error:
             return

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from typing import Any
 
 from search_spaces.errors import ResourceMissing
 from search_spaces.shapes import ClusterShape
@@ -39,7 +40,7 @@ def connect(address: str | None, cluster: ClusterShape) -> None:
     if address is None:
         gpus = cluster.workers if cluster.device == "cuda" else 0
         cpus = cluster.workers + SPARE_CPUS
-        ray.init(address="local", num_cpus=cpus, num_gpus=gpus or None, include_dashboard=False, **quiet)
+        _start_private(num_cpus=cpus, num_gpus=gpus or None, include_dashboard=False, **quiet)
         return
     try:
         ray.init(address=address, **quiet)
@@ -49,6 +50,23 @@ def connect(address: str | None, cluster: ClusterShape) -> None:
             "check it with `ray status --address ...`, and that its Ray and Python versions are the same as here",
         ) from error
     _enough(cluster, address)
+
+
+def _start_private(**options: Any) -> None:
+    """Start Ray on this machine. Its daemons must answer within 15 s, which a busy machine can miss: tried twice."""
+    import ray
+
+    for last in (False, True):
+        try:
+            ray.init(address="local", **options)
+            return
+        except Exception as error:  # Ray raises a bare Exception where its daemons do not come up in time
+            ray.shutdown()
+            if last:
+                raise ResourceMissing(
+                    f"a private Ray could not be started: {error}",
+                    "see that memory, processors and /tmp are not exhausted, then try again",
+                ) from error
 
 
 def _reach(address: str) -> None:

@@ -1,0 +1,133 @@
+"""Slots on a real Ray of two nodes: warm workers, lost workers, a lost node; nothing is left behind."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.util import placement_group_table
+
+from search_spaces.shapes import ClusterShape
+from tests.end_to_end.sweeps import descendants, gone
+from tests.train_worker.test_gang import job
+from train_worker.outcome import Measured
+from train_worker.rank_report import InterruptedGang, SlotResult
+from tuner.launch import cluster as joining
+from tuner.launch.slots import Slots
+
+SHAPE = ClusterShape(device="cpu", workers=2, workers_per_trial=2, workers_per_node=1)
+READY_LIMIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    os.environ.update(joining.SETTINGS)
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.add_node(num_cpus=1)
+    joining.connect(nodes.address, SHAPE)
+    yield nodes
+    joining.disconnect()
+    nodes.shutdown()
+
+
+@pytest.fixture
+def slots(nodes: Cluster, tmp_path: Path) -> Iterator[Slots]:
+    running = Slots(SHAPE, tmp_path)
+    running.start()
+    running.wait_ready(READY_LIMIT_S)
+    yield running
+    running.stop()
+    assert not _living_groups(), "a placement group outlived its slot"
+
+
+def _living_groups() -> list[Any]:
+    return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
+
+
+def _run(slots: Slots, trial: Any) -> SlotResult:
+    return SlotResult.model_validate_json(ray.get(slots.board.run.remote(trial.model_dump_json()), timeout=300))
+
+
+def _ranks() -> set[int]:
+    """Rank processes on this machine: forked from a clean parent, leaders of their own session."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            leads = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[3]) == int(folder.name)
+        except (OSError, IndexError):
+            continue
+        if b"train_worker.parent" in words and leads:
+            found.add(int(folder.name))
+    return found
+
+
+def _parents() -> set[int]:
+    return {pid for pid in descendants(os.getpid()) if _is_parent(pid)}
+
+
+def _is_parent(pid: int) -> bool:
+    try:
+        return b"train_worker.parent" in Path(f"/proc/{pid}/cmdline").read_bytes() and pid not in _ranks()
+    except OSError:
+        return False
+
+
+@pytest.mark.timeout(600)
+def test_a_slot_serves_loses_a_worker_loses_a_node_and_goes_on(nodes: Cluster, slots: Slots) -> None:
+    assert isinstance(_run(slots, job("plain")).outcome, Measured)
+    assert not _ranks(), "a rank outlived its trial"
+
+    # A Ray worker dies (its parent with it): the slot starts again, the trial is retried as infrastructure.
+    running = _Background(slots, "worker-lost")
+    victim = min(_ranks())
+    ray_worker = _parent_of(_parent_of(victim))
+    os.kill(ray_worker, signal.SIGKILL)
+    assert not gone({victim}, 30), "the rank of a dead worker went on"
+    result = running.result()
+    assert isinstance(result.outcome, Measured)
+    assert result.attempts == 2
+
+    # A node dies: the slot waits for another one, and the trial is retried there.
+    running = _Background(slots, "node-lost")
+    nodes.remove_node(nodes.list_all_nodes[-1], allow_graceful=False)
+    nodes.add_node(num_cpus=1)
+    result = running.result()
+    assert isinstance(result.outcome, Measured)
+    assert result.attempts == 2
+    assert not gone(_ranks(), 10)
+
+    # Interrupted: the running trial ends at once, and has no outcome.
+    running = _Background(slots, "interrupted", steps=100_000)
+    ray.get(slots.board.interrupt.remote())
+    assert isinstance(running.result().outcome, InterruptedGang)
+    assert not gone(_ranks(), 10)
+
+
+class _Background:
+    """A trial long enough to be disturbed; returns from the constructor once both its ranks run."""
+
+    def __init__(self, slots: Slots, name: str, steps: int = 400) -> None:
+        self._results: list[SlotResult] = []
+        trial = job(name, steps=steps, limit_s=120)
+        self._thread = threading.Thread(target=lambda: self._results.append(_run(slots, trial)))
+        self._thread.start()
+        deadline = time.monotonic() + 120
+        while len(_ranks()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def result(self) -> SlotResult:
+        self._thread.join(300)
+        assert not self._thread.is_alive()
+        return self._results[0]
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])

@@ -1,0 +1,109 @@
+"""A sweep as a user runs it: real Ray, Optuna, Megatron-Core and MLflow, stopped, killed and resumed."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.sweeps import (
+    answer,
+    descendants,
+    finished,
+    gone,
+    journal_of,
+    kill,
+    moetune,
+    proposed,
+    start,
+    wait_until,
+    write_sweep,
+)
+from tracking.journal import fold, read_events
+from train_worker.outcome import Measured
+
+TRIALS = 7
+
+
+@pytest.mark.timeout(600)
+def test_a_sweep_interrupted_killed_and_resumed_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    sweep, journal = write_sweep(tmp_path, TRIALS), journal_of(tmp_path)
+
+    # Ctrl-C after two trials: a clean stop, the right exit code, nothing left running.
+    process = start("run", sweep)
+    wait_until(lambda: len(finished(journal)) >= 2, process)
+    below = descendants(process.pid)
+    kill(process, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "--resume" in err
+    assert "Traceback" not in err
+    assert not gone(below)
+    before = finished(journal)
+    assert len(before) >= 2
+
+    # kill -9 of the driver in the middle of a trial: whatever was finished is in the journal, Ray is gone.
+    process = start("run", sweep, "--resume")
+    wait_until(lambda: len(finished(journal)) >= len(before) + 2, process)
+    wait_until(lambda: len(proposed(journal)) > len(finished(journal)), process)
+    below = descendants(process.pid)
+    kill(process, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert not gone(below, 60)
+    assert finished(journal)[: len(before)] == before
+
+    # The rest. A second resume is refused while nothing is left to do wrong: the first one's journal is the truth.
+    killed = finished(journal)
+    done = moetune("run", sweep, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    report = answer(done)
+    state = fold(read_events(journal))
+    searched = [record for record in state.finished if record.purpose != "verify"]
+    assert list(state.finished[: len(killed)]) == killed
+    assert len(searched) == TRIALS
+    assert [record.number for record in searched] == list(range(TRIALS))
+    assert len({record.candidate.id for record in searched}) == TRIALS
+    assert searched[0].purpose == "baseline"
+    assert not state.in_flight
+    assert all(isinstance(record.outcome, Measured) for record in searched)
+    verdict = state.compared[-1]
+    assert verdict.verdict in ("faster", "slower", "tie", "same")
+    assert report["leaderboard"]["verdict"]["kind"] == verdict.verdict
+    # MLflow got everything, from three drivers, once each: nothing is left for the report to fill in.
+    assert report["mlflow"]["failed"] == 0
+    _mlflow_has_each_trial_once(tmp_path, len(state.finished))
+    # Overhead outside training is known for every trial.
+    assert all(record.outcome.phases.fixed_s > 0 for record in searched if isinstance(record.outcome, Measured))
+
+
+def _mlflow_has_each_trial_once(folder: Path, trials: int) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/runs/mlflow.db")
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    runs = client.search_runs(experiments, max_results=1000)
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    assert len(runs) - len(children) == 1
+    assert len(children) == trials
+    assert len({run.info.run_name for run in children}) == trials
+    assert all(run.data.tags["outcome"] == "measured" for run in children)
+
+
+@pytest.mark.timeout(300)
+def test_stop_status_and_a_second_driver(tmp_path: Path) -> None:
+    sweep, journal = write_sweep(tmp_path, 100), journal_of(tmp_path)
+    process = start("run", sweep)
+    wait_until(lambda: len(finished(journal)) >= 1, process)
+    below = descendants(process.pid)
+    assert answer(moetune("status", tmp_path / "runs", "--json"))["runs"][0]["state"] == "running"
+    second = moetune("run", sweep, "--resume")
+    assert second.returncode == 4
+    assert f"process {process.pid}" in second.stderr
+    stopped = moetune("stop", sweep, "--json")
+    assert stopped.returncode == 0, stopped.stderr
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not gone(below)
+    kept = answer(stopped)
+    assert kept["state"] == "resumable"
+    assert kept["finished"] == len(finished(journal)) >= 1
+    assert moetune("stop", sweep).returncode == 2
