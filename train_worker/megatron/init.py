@@ -49,11 +49,19 @@ def global_name(local_name: str, model: torch.nn.Module, config: TransformerConf
     return name
 
 
+def is_routed_expert(name: str) -> bool:
+    """Whether a parameter belongs to the routed experts, whose groups are ETP and EDP instead of TP and DP.
+
+    By name: Megatron's mark `allreduce` says so only where EP > 1 or ETP differs from TP.
+    """
+    return ".mlp.experts." in name
+
+
 def _slice_of(name: str, parameter: torch.nn.Parameter, config: TransformerConfig, seed: int) -> torch.Tensor:
     """This rank's slice of the full tensor, drawn on the parameter's device in fp32. Memory: one full tensor."""
     ranks, rank = 1, 0
     if getattr(parameter, "tensor_model_parallel", False):
-        ranks, rank = _tensor_parallel_place(expert=not getattr(parameter, "allreduce", True))
+        ranks, rank = _tensor_parallel_place(is_routed_expert(name))
     dim = int(getattr(parameter, "partition_dim")) if ranks > 1 else 0  # noqa: B009  Megatron's mark, unknown to mypy
     shape = list(parameter.shape)
     shape[dim] *= ranks

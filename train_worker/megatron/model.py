@@ -21,7 +21,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from train_worker.cpu import local_block_spec
 from train_worker.job import TrialJob
 from train_worker.megatron.config import MegatronConfigs
-from train_worker.megatron.init import initialise_by_name
+from train_worker.megatron.init import initialise_by_name, is_routed_expert
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,8 @@ def _owned(model: GPTModel) -> Iterator[torch.nn.Parameter]:
     first_expert = parallel_state.get_expert_data_parallel_rank() == 0
     dense_shard = parallel_state.get_tensor_model_parallel_rank()
     expert_shard = parallel_state.get_expert_tensor_parallel_rank()
-    for parameter in model.parameters():
-        is_expert = not getattr(parameter, "allreduce", True)
-        replica_is_first, shard = (first_expert, expert_shard) if is_expert else (first_dense, dense_shard)
+    for name, parameter in model.named_parameters():
+        replica_is_first, shard = (first_expert, expert_shard) if is_routed_expert(name) else (first_dense, dense_shard)
         split = getattr(parameter, "tensor_model_parallel", False)
         copied_from_first_stage = getattr(parameter, "shared", False)  # tied embeddings under PP
         if replica_is_first and (split or shard == 0) and not copied_from_first_stage:

@@ -20,6 +20,7 @@ def preload(device: Literal["cpu", "cuda"]) -> None:
     The caller sets OMP_NUM_THREADS and OPENBLAS_NUM_THREADS to 1 before Python starts. Raises RuntimeError where the
     process is not fit to be forked afterwards: more than one thread, or CUDA initialised.
     """
+    _require_one_thread("before importing")
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else torch.cuda.is_available() alone poisons forks
     import torch
 
@@ -32,9 +33,13 @@ def preload(device: Literal["cpu", "cuda"]) -> None:
     gc.freeze()  # forks then neither scan nor copy the pages of what was imported
     if torch.cuda.is_initialized():
         raise RuntimeError("CUDA was initialised while importing: trials forked from here could not use it")
+    _require_one_thread("after importing")
+
+
+def _require_one_thread(when: str) -> None:
     threads = thread_count()
     if threads > 1:
-        raise RuntimeError(f"{threads} threads after importing, not 1: set OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1")
+        raise RuntimeError(f"{threads} threads {when}, not 1: set OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1")
 
 
 def thread_count() -> int:

@@ -51,12 +51,17 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
             diverged = steps.warm_up(job.training.warmup_steps)
         if diverged:
             return diverged
-        effective = effective_configuration(job.candidate, Run(built, tuple(trainer.seen)))
-        if differs := first_mismatch_of_ranks(mismatch(job.candidate, effective)):
+        with progress.within("build"):
+            effective = effective_configuration(job.candidate, Run(built, tuple(trainer.seen)))
+            differs = first_mismatch_of_ranks(mismatch(job.candidate, effective))
+        if differs:
             return differs
         with progress.within("measure"):
             diverged = steps.measure(job.training.measured_steps)
-        return diverged or _measured(job, progress, steps, built, effective)
+        if diverged:
+            return diverged
+        with progress.within("report"):
+            return _measured(job, progress, steps, built, effective)
 
 
 class _Steps:
