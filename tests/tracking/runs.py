@@ -10,13 +10,15 @@ from urllib.parse import urlsplit
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from tests.tracking.sample import head
+from tracking.mlflow_store import MlflowStore
 from tracking.uri import default_uri
 
 
 @functools.cache
 def _template() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="moetune-mlflow-"))
-    MlflowClient(tracking_uri=default_uri(folder)).search_experiments()
+    MlflowStore(default_uri(folder)).lacking([head()])  # makes the tables, and writes nothing
     return folder
 
 

@@ -48,7 +48,7 @@ def server_command(store_uri: str, port: int) -> tuple[list[str], dict[str, str]
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     settings = {
         "MLFLOW_BACKEND_STORE_URI": store_uri,
-        # Saves seven processes of about 240 MB each (facts, section 4); they run jobs that moetune has none of.
+        # Saves seven processes of about 240 MB each (MLflow 3.17.2); they run jobs that moetune has none of.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
