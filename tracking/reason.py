@@ -15,8 +15,9 @@ def failure_text(outcome: Outcome) -> str:
         case Diverged():
             return f"diverged at step {outcome.step}: {outcome.reason}"
         case Crashed():
-            how = f"exit code {outcome.exit_code}" if outcome.signal is None else f"signal {outcome.signal}"
-            return f"crashed in {outcome.phase} ({how})\n{outcome.detail}"
+            how = "" if outcome.exit_code is None else f" (exit code {outcome.exit_code})"
+            how = how if outcome.signal is None else f" (signal {outcome.signal})"
+            return f"crashed in {outcome.phase}{how}\n{outcome.detail}"
         case Measured():
             return ""
 

@@ -40,7 +40,7 @@ def render(board: Leaderboard, console: Console) -> None:
 def heading(board: Leaderboard) -> str:
     """Which sweep this is and what it tried."""
     measured, failed = len(board.rows), len(board.failures)
-    text = f"{board.sweep_name}/{board.run_name}: {measured} configurations measured, {failed} trials failed"
+    text = f"{board.sweep_name}/{board.run_name}: configurations measured: {measured}, trials failed: {failed}"
     if board.space_total is not None:
         text += f"; {board.space_accepted} of {board.space_total} points of the space can run here"
     return f"{text}; seed {board.seed}"
@@ -63,7 +63,7 @@ def cost_lines(costs: Costs) -> list[str]:
         return ["No trial was run."]
     lines = [
         f"{costs.trials} trials in {seconds(costs.elapsed_s)} ({seconds(costs.wall_s)} summed, "
-        f"{seconds(costs.training_s)} of it training steps), {costs.retries} retries"
+        f"{seconds(costs.training_s)} of it training steps), retries: {costs.retries}"
     ]
     if costs.fixed_median_s is not None:
         training = ("warmup_s", "measure_s")
@@ -78,6 +78,12 @@ def seconds(value: float) -> str:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def milliseconds(value_s: float) -> str:
+    """Seconds as milliseconds with four digits, or all before the point: "148.6", "4,588"."""
+    value = value_s * 1e3
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}"
 
 
 def place(row: Row) -> str:
@@ -96,8 +102,8 @@ def _ranking(board: Leaderboard) -> Table:
         table.add_row(
             place(row),
             Text(row.label),
-            f"{row.step_time_s * 1e3:#.4g}",
-            f"{row.step_time_low_s * 1e3:#.4g}-{row.step_time_high_s * 1e3:#.4g}",
+            milliseconds(row.step_time_s),
+            f"{milliseconds(row.step_time_low_s)}-{milliseconds(row.step_time_high_s)}",
             f"{row.tokens_per_s:,.0f}",
             f"{row.peak_memory_bytes / 2**20:,.1f}",
             f"{row.speed:.3f}x" if row.speed else "",

@@ -16,7 +16,7 @@ from tracking.record import Event, SweepStarted, TrialRecord
 from tuner import report_plots as plots
 from tuner.leaderboard import Leaderboard, leaderboard
 from tuner.objective import Objective
-from tuner.report import cost_lines, heading, legend, place
+from tuner.report import cost_lines, heading, legend, milliseconds, place
 
 PAGE_NAME = "index.html"
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -118,8 +118,8 @@ def _ranking(board: Leaderboard) -> str:
         _row(
             _number(place(row)),
             _cell(row.label),
-            _number(f"{row.step_time_s * 1e3:#.4g}"),
-            _number(f"{row.step_time_low_s * 1e3:#.4g} to {row.step_time_high_s * 1e3:#.4g}"),
+            _number(milliseconds(row.step_time_s)),
+            _number(f"{milliseconds(row.step_time_low_s)} to {milliseconds(row.step_time_high_s)}"),
             _number(f"{row.tokens_per_s:,.0f}"),
             _number(f"{row.peak_memory_bytes / plots.MIB:,.1f}"),
             _number(f"{row.speed:.3f}x" if row.speed else ""),

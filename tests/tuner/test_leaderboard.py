@@ -10,7 +10,7 @@ from tracking.record import Compared, Event
 from train_worker.outcome import Crashed, Diverged, OutOfMemory
 from tuner.leaderboard import Leaderboard, leaderboard
 from tuner.objective import Objective
-from tuner.report import cost_lines, place, render, seconds
+from tuner.report import cost_lines, milliseconds, place, render, seconds
 
 FAST = candidate(moe_token_dispatcher_type="alltoall")
 DEFAULT = candidate()
@@ -162,5 +162,13 @@ def test_a_leaderboard_survives_json() -> None:
     assert Leaderboard.model_validate_json(board.model_dump_json()) == board
 
 
+def test_a_crash_without_an_exit_code_does_not_speak_of_one() -> None:
+    crash = finished(9, candidate(x=1), Crashed(phase="warmup", detail="Traceback\n  ...\nAttributeError: no stream"))
+    killed = finished(10, candidate(x=2), Crashed(phase="warmup", detail="", signal=9))
+    reasons = [failure.reason for failure in leaderboard([*sweep(), crash, killed]).failures[-2:]]
+    assert reasons == ["crashed in warmup: AttributeError: no stream", "crashed in warmup (signal 9)"]
+
+
 def test_seconds_for_people() -> None:
+    assert [milliseconds(value) for value in (0.1486, 4.588, 0.00123456)] == ["148.6", "4,588", "1.235"]
     assert [seconds(value) for value in (4.21, 185, 7800)] == ["4.2 s", "3 min 05 s", "2 h 10 min"]
