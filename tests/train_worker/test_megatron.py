@@ -122,6 +122,8 @@ SINGLE = {
     "ignored knob": case(2, SHORT, moe_grouped_gemm=True),
     "refused knobs": case(2, SHORT, recompute_granularity="selective", recompute_modules="moe_act"),
     "misspelt knob": case(2, SHORT, micro_batchsize=1),
+    "fact as a knob": case(2, SHORT, moe_router_topk=1),
+    "unset lists": case(2, SHORT, recompute_granularity="none", recompute_modules=None, offload_modules=""),
     "uneven batch": case(2, SHORT, micro_batch_size=3),
     "megatron's own draw": case(1, SHORT.model_copy(update={"layout_independent_init": False})),
 }
@@ -283,6 +285,15 @@ def test_unknown_knob_is_named(answers: Answers) -> None:
     assert answers["misspelt knob"][0]["error"] == (
         "ValueError: unknown knob 'micro_batchsize'; nearest: 'micro_batch_size'"
     )
+
+
+def test_a_fact_of_the_model_is_no_knob(answers: Answers) -> None:
+    assert "'moe_router_topk' is a fact of the model" in answers["fact as a knob"][0]["error"]
+
+
+def test_unset_knobs_are_megatrons_defaults(answers: Answers) -> None:
+    assert losses(answers["unset lists"][0]) == losses(answers["data"][0])[:3]
+    assert answers["unset lists"][0]["effective"]["recompute_granularity"] is None
 
 
 def test_batch_that_does_not_divide_is_refused(answers: Answers) -> None:

@@ -39,7 +39,7 @@ class MegatronConfigs:
 def configs_of(job: TrialJob) -> MegatronConfigs:
     """Knobs must exist (`refuse_unknown`). The errors of Megatron's own validation pass through."""
     candidate, training = job.candidate, job.training
-    knobs = {name: megatron_value(name, value) for name, value in candidate.knobs.items()}
+    knobs = {name: megatron_value(name, value) for name, value in candidate.knobs.items() if not unset(name, value)}
     fixed = _model_fields(job.model) | _training_fields(training) | _derived_fields(candidate)
     transformer = _transformer_class(job.model)(**(fixed | _of(knobs, TransformerConfig)))
     ddp_fields = {"grad_reduce_in_fp32": training.params_dtype == "bf16"}  # as Megatron-LM with --bf16
@@ -55,9 +55,14 @@ def configs_of(job: TrialJob) -> MegatronConfigs:
 
 
 def refuse_unknown(candidate: Candidate) -> None:
-    """ValueError naming the first knob that no Megatron config object has, with the nearest name that exists."""
+    """ValueError naming the first knob that is a fact of the model, or that no Megatron config object has.
+
+    With the nearest name that exists.
+    """
     known = OWN_KNOBS.union(*(field_names(owner) for owner in (TransformerConfig, *_OTHER_OWNERS)))
     for name in candidate.knobs:
+        if name in ModelShape.model_fields:
+            raise ValueError(f"{name!r} is a fact of the model and cannot be a knob")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             raise ValueError(f"unknown knob {name!r}" + (f"; nearest: {near[0]!r}" if near else ""))
@@ -71,10 +76,15 @@ def field_names(owner: type) -> frozenset[str]:
     return frozenset(field.name for field in fields(owner))
 
 
+def unset(name: str, value: KnobValue) -> bool:
+    """An empty list-valued knob is as good as absent: Megatron's default."""
+    return name in LIST_KNOBS and not modules(value)
+
+
 def megatron_value(name: str, value: KnobValue) -> Any:
     """A knob's value in the type Megatron wants: "core_attn+moe" -> ["core_attn", "moe"], "none" -> None."""
     if name in LIST_KNOBS:
-        return list(modules(value)) or None
+        return list(modules(value))
     if name in NONE_MEANS_OFF and value == "none":
         return None
     return value

@@ -21,8 +21,8 @@ from megatron.core.transformer.moe.token_dispatcher import (
 )
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from search_spaces.candidate import MODULE_SEPARATOR, Candidate, KnobValue
-from train_worker.megatron.config import LIST_KNOBS, field_names, megatron_value
+from search_spaces.candidate import MODULE_SEPARATOR, Candidate, KnobValue, modules
+from train_worker.megatron.config import LIST_KNOBS, field_names, megatron_value, unset
 from train_worker.megatron.model import Built
 from train_worker.outcome import Rejected
 
@@ -50,8 +50,8 @@ class Run:
     micro_batch_sizes: tuple[int, ...]
 
     def layers(self) -> list[TransformerLayer]:
-        modules = (module for model in self.built.models for module in model.modules())
-        return [module for module in modules if isinstance(module, TransformerLayer)]
+        inside = (module for model in self.built.models for module in model.modules())
+        return [module for module in inside if isinstance(module, TransformerLayer)]
 
     def moe_layers(self) -> list[MoELayer]:
         return [layer.mlp for layer in self.layers() if isinstance(layer.mlp, MoELayer)]
@@ -105,7 +105,7 @@ def _resolved(name: str, value: KnobValue, candidate: Candidate) -> KnobValue:
 
 def _same(name: str, requested: KnobValue, effective: KnobValue) -> bool:
     if name in LIST_KNOBS:
-        return set(megatron_value(name, requested) or ()) == set(megatron_value(name, effective) or ())
+        return unset(name, requested) or set(modules(requested)) == set(modules(effective))
     return bool(megatron_value(name, requested) == effective)
 
 
