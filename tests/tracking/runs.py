@@ -1,5 +1,6 @@
 """Reads back what an MLflow store holds, as something that compares equal for equal content."""
 
+import atexit
 import functools
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from tracking.uri import default_uri
 @functools.cache
 def _template() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="moetune-mlflow-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     MlflowStore(default_uri(folder)).lacking([head()])  # makes the tables, and writes nothing
     return folder
 
