@@ -75,7 +75,6 @@ def _open_process_group(job: TrialJob, place: RankPlace, folder: Path) -> None:
     """Meet the gang over a TCPStore. Rank 0 takes a free port itself and announces it: no port is ever raced for."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import TCPStore
 
     limit = timedelta(seconds=job.time_limit_s)
     if job.cluster.device == "cuda":
@@ -83,7 +82,7 @@ def _open_process_group(job: TrialJob, place: RankPlace, folder: Path) -> None:
     else:
         torch.set_num_threads(1)  # ranks share the cores; measured steadier than one thread a core
     leads = place.rank == 0
-    store = TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch exports it without saying so
         place.master_host, place.master_port, place.world_size, leads, timeout=limit, wait_for_workers=False
     )
     if leads:

@@ -20,9 +20,7 @@ def refused(*arguments: object, code: int) -> str:
 
 def test_every_fault_of_a_sweep_file_at_once_with_line_and_column(tmp_path: Path) -> None:
     text = SWEEP.replace("schema_version: 1", "schema_version: 9").replace("warmup_steps", "warmupsteps")
-    text = text.replace("micro", "micro").replace(
-        "pipeline_model_parallel_size: [1]", "pipline_model_parallel_size: [1]"
-    )
+    text = text.replace("pipeline_model_parallel_size", "pipline_model_parallel_size")
     sweep = write_sweep(tmp_path, 3, text)
     err = refused("run", sweep, code=2)
     for line, word in ((1, "schema_version"), (19, "warmup_steps"), (25, "pipeline_model_parallel_size")):
@@ -48,7 +46,7 @@ def test_an_impossible_sweep_is_refused_with_its_reason(tmp_path: Path, old: str
     assert words in err
 
 
-def test_an_unknown_model_names_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_model_names_the_nearest() -> None:
     err = refused("init", "--model", "qwen3-30b", "--gpu", "H200", "--gpus", "1", code=2)
     assert "qwen3-30b-a3b" in err
 

@@ -14,9 +14,8 @@ from tuner.launch import trials
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> Iterator[None]:
-    joining.connect(None, ClusterShape(device="cpu", workers=2, workers_per_trial=2, workers_per_node=2))
-    yield
-    joining.disconnect()
+    with joining.joined(None, ClusterShape(device="cpu", workers=2, workers_per_trial=2, workers_per_node=2)):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -30,14 +30,14 @@ def nodes() -> Iterator[Cluster]:
     os.environ.update(joining.SETTINGS)
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     nodes.add_node(num_cpus=1)
-    joining.connect(nodes.address, SHAPE)
-    yield nodes
-    joining.disconnect()
+    with joining.joined(nodes.address, SHAPE):
+        yield nodes
     nodes.shutdown()
 
 
 @pytest.fixture
 def slots(nodes: Cluster, tmp_path: Path) -> Iterator[Slots]:
+    assert nodes.address
     running = Slots(SHAPE, tmp_path)
     running.start()
     running.wait_ready(READY_LIMIT_S)

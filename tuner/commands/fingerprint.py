@@ -21,11 +21,8 @@ def fingerprint_of(device: Literal["cpu", "cuda"], address: str | None) -> Finge
 
 
 def _on_a_worker(device: Literal["cpu", "cuda"], address: str) -> Fingerprint:
-    from tuner.launch.cluster import connect, disconnect
+    from tuner.launch.cluster import joined
     from tuner.launch.remote import ask_fingerprint
 
-    connect(address, ClusterShape(device=device, workers=1, workers_per_trial=1, workers_per_node=1))
-    try:
+    with joined(address, ClusterShape(device=device, workers=1, workers_per_trial=1, workers_per_node=1)):
         return ask_fingerprint(device)
-    finally:
-        disconnect()

@@ -146,8 +146,7 @@ def _search_and_verify(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moetune-ray-")))
         progress.say("starting Ray")
-        stack.callback(cluster.disconnect)
-        cluster.connect(options.address or spec.launch.address, spec.cluster)
+        stack.enter_context(cluster.joined(options.address or spec.launch.address, spec.cluster))
         board: Any = None
         if isolation == "slot":
             slots = Slots(spec.cluster, scratch)

@@ -2,10 +2,13 @@
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from search_spaces.errors import ResourceMissing
 from search_spaces.shapes import ClusterShape
+from tuner.launch.reaper import Reaper
 
 CONNECT_LIMIT_S = 5.0
 # Room for actors that take no slot; a group as large as the cluster can deadlock on a leaked placement group.
@@ -26,24 +29,40 @@ SETTINGS = {
     "TUNE_WARN_THRESHOLD_S": "30",
     "OMP_NUM_THREADS": "1",
 }
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
 
 
-def connect(address: str | None, cluster: ClusterShape) -> None:
-    """Join the cluster at `address`, or start a private one sized for `cluster`. Raises ResourceMissing (exit 4)."""
+@contextmanager
+def joined(address: str | None, cluster: ClusterShape) -> Iterator[None]:
+    """In the cluster at `address`, or in a private one sized for `cluster`, which ends with the block.
+
+    Raises ResourceMissing (exit 4).
+    """
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     if address is not None:
         _reach(address)
     import ray
 
-    quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
-    if address is None:
-        gpus = cluster.workers if cluster.device == "cuda" else 0
-        cpus = cluster.workers + SPARE_CPUS
-        _start_private(num_cpus=cpus, num_gpus=gpus or None, include_dashboard=False, **quiet)
-        return
+    reaper = Reaper() if address is None else None
     try:
-        ray.init(address=address, **quiet)
+        if address is None:
+            gpus = cluster.workers if cluster.device == "cuda" else None
+            _start_private(num_cpus=cluster.workers + SPARE_CPUS, num_gpus=gpus, include_dashboard=False, **QUIET)
+        else:
+            _join(address, cluster)
+        yield
+    finally:
+        ray.shutdown()
+        if reaper is not None:
+            reaper.close()
+
+
+def _join(address: str, cluster: ClusterShape) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, **QUIET)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ResourceMissing(
             f"cannot join the Ray cluster at {address}: {error}",
@@ -92,15 +111,7 @@ def _enough(cluster: ClusterShape, address: str) -> None:
     kind = "GPU" if cluster.device == "cuda" else "CPU"
     there = ray.cluster_resources().get(kind, 0)
     if there < cluster.workers:
-        ray.shutdown()
         raise ResourceMissing(
             f"the cluster at {address} has {there:g} {kind}s, the sweep file asks for {cluster.workers} workers",
             "add nodes, or lower cluster.workers in the sweep file",
         )
-
-
-def disconnect() -> None:
-    """Leave the cluster; a private one ends with all its processes."""
-    import ray
-
-    ray.shutdown()
