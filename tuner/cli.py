@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -17,20 +18,23 @@ from rich.console import Console
 
 from search_spaces.errors import InputError, MoetuneError
 
-OK, BUG, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, INTERRUPTED = 0, 130
+PIPE_WIDTH = 160  # characters; a pipe has no width of its own
 Command = Callable[[argparse.Namespace, Console], BaseModel | None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Only a fault of ours shows a traceback."""
     options = parser().parse_args(arguments)
-    console = Console(stderr=options.json, soft_wrap=True)
+    # Libraries print where they like; with --json the real stdout is set aside for the one document.
+    stdout = _set_aside_stdout() if options.json else None
+    console = Console(stderr=options.json, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     command: Command = options.command
     try:
         result = command(options, console)
     except MoetuneError as error:
-        _explain(error, options.json)
+        _explain(error, stdout)
         return error.exit_code
     except KeyboardInterrupt:
         print("moetune: interrupted; what was finished is kept, go on with --resume", file=sys.stderr)
@@ -38,9 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    if options.json and result is not None:
-        print(result.model_dump_json(indent=2))
+    if stdout is not None and result is not None:
+        _write(stdout, result.model_dump_json(indent=2))
     return OK
+
+
+def _set_aside_stdout() -> int:
+    """A copy of stdout; what anyone prints from here on goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    return kept
+
+
+def _write(descriptor: int, text: str) -> None:
+    with suppress(BrokenPipeError), os.fdopen(descriptor, "w") as stream:  # the reader (head, less) may be gone
+        stream.write(text + "\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,12 +73,12 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _explain(error: MoetuneError, as_json: bool) -> None:
+def _explain(error: MoetuneError, stdout: int | None) -> None:
     print(f"moetune: {error}", file=sys.stderr)
-    if as_json:
+    if stdout is not None:
         faults = [vars(fault) for fault in error.faults] if isinstance(error, InputError) else []
         answer = {"error": error.what, "next_step": error.next_step, "exit_code": error.exit_code, "faults": faults}
-        print(json.dumps(answer, indent=2))
+        _write(stdout, json.dumps(answer, indent=2))
 
 
 def _run(options: argparse.Namespace, console: Console) -> BaseModel | None:
