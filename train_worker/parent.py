@@ -12,7 +12,6 @@ Run as `python -m train_worker.parent cpu|cuda`.
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import json
 import os
 import select
@@ -42,10 +41,6 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
 def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver; it decides
@@ -53,12 +48,7 @@ def main() -> None:
     started = time.perf_counter()
     from train_worker.megatron.preload import preload
 
-    preload("cuda" if device == "cuda" else "cpu")
-    if threads() != 1:
-        _say(error=f"the clean parent has {threads()} threads after importing; forking it would be unsafe")
-        raise SystemExit(1)
-    gc.collect()
-    gc.freeze()  # children share the parent's pages as long as the collector does not touch them
+    preload("cuda" if device == "cuda" else "cpu")  # refuses to leave a process that is not fit to be forked
     _say(ready=os.getpid(), import_s=time.perf_counter() - started)
     _serve()
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+DRIVER_THREAD = "cuda"
+
 
 def preload(device: Literal["cpu", "cuda"]) -> None:
     """Import torch, megatron and (cuda) Transformer Engine. Call before any other import of `train_worker.megatron`.
@@ -43,9 +45,15 @@ def _require_one_thread(when: str) -> None:
 
 
 def thread_count() -> int:
-    """Threads of this process, native ones included (Linux; 1 where /proc is missing)."""
+    """Threads of this process that a fork could break, native ones included (Linux; 1 where /proc is missing).
+
+    The driver's own idle thread ("cuda0000...") is not counted: importing megatron.core.dist_checkpointing starts it
+    on a GPU host although CUDA stays uninitialised, and a child forked beside it uses CUDA as usual (seen on an H200,
+    driver 580, torch 2.11).
+    """
     tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.exists() else 1
+    names = [(task / "comm").read_text() for task in tasks.iterdir()] if tasks.exists() else ["python"]
+    return len([name for name in names if not name.startswith(DRIVER_THREAD)])
 
 
 def _import_what_is_deferred() -> None:
