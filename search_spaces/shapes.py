@@ -54,6 +54,11 @@ class ModelShape(Noun):
                 f"num_attention_heads {self.num_attention_heads} is not divisible by "
                 f"num_query_groups {self.num_query_groups}"
             )
+        if self.multi_latent_attention and self.num_query_groups != self.num_attention_heads:
+            raise ValueError(  # each head has keys of its own; with fewer groups Megatron's first forward fails
+                f"latent attention has no query groups: num_query_groups {self.num_query_groups} must be "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
         if self.moe_router_topk > self.num_moe_experts:
             raise ValueError(f"moe_router_topk {self.moe_router_topk} exceeds num_moe_experts {self.num_moe_experts}")
         if self.first_dense_layers >= self.num_layers:

@@ -2,14 +2,14 @@
 
 Ids are those of the rule catalogue where it has one (PAR, DSP, OVL, RCP, PRC, CGR, HW, TRAP); own ids are CPU (the
 device lacks it), SHP (a size does not split), OPT (the optimizer), STK (a package is missing), UNK (an unknown word),
-RUN (seen to fail at run time) and DUP (the same effect as another candidate).
+RUN (seen to fail at run time, or not done by this worker) and DUP (the same effect as another candidate).
 """
 
-from search_spaces.rules import dispatcher, graphs, hardware, overlap, parallelism, precision, recompute
+from search_spaces.rules import dispatcher, graphs, hardware, overlap, parallelism, precision, recompute, worker
 from search_spaces.rules.rule import Case, Rule, Verdict, case_of, compute_capability
 
 # Hardware first: "needs a GPU" says more than a clash between two knobs that both need one.
-ALL_RULES: tuple[Rule, ...] = (
+STACK_RULES: tuple[Rule, ...] = (
     *hardware.RULES,
     *parallelism.RULES,
     *dispatcher.RULES,
@@ -18,5 +18,6 @@ ALL_RULES: tuple[Rule, ...] = (
     *precision.RULES,
     *graphs.RULES,
 )
+ALL_RULES: tuple[Rule, ...] = (*STACK_RULES, *worker.RULES)
 
-__all__ = ["ALL_RULES", "Case", "Rule", "Verdict", "case_of", "compute_capability"]
+__all__ = ["ALL_RULES", "STACK_RULES", "Case", "Rule", "Verdict", "case_of", "compute_capability"]

@@ -2,6 +2,7 @@
 
 from search_spaces.rules.rule import Case, Rule
 
+GROUPED, CUTLASS = "moe_grouped_gemm", "NVTE_USE_CUTLASS_GROUPED_GEMM"
 _CPU = "measured with megatron-core 0.19.2 under gloo"
 
 
@@ -43,20 +44,35 @@ def _offload(case: Case) -> str | None:
     return "activation offload moves memory from a GPU to the host" if wrong else None
 
 
+def _experts(case: Case) -> str | None:
+    wrong = case.on_cpu and case.on(GROUPED)
+    return "moe_grouped_gemm is ignored by the CPU's experts (SequentialMLP)" if wrong else None
+
+
+def _split_latent_attention(case: Case) -> str | None:
+    wrong = case.on_cpu and case.model.multi_latent_attention and case.layout.tensor > 1
+    return "latent attention split over TP trains to another loss on a CPU (3.5e-5 off)" if wrong else None
+
+
+def _cutlass_alone(case: Case) -> str | None:
+    wrong = case.env.get(CUTLASS, "0") != "0" and not case.on(GROUPED)
+    return f"{CUTLASS} without moe_grouped_gemm changes nothing" if wrong else None
+
+
 def _grouped_gemm(case: Case) -> str | None:
-    wrong = case.on_cpu and case.env.get("NVTE_USE_CUTLASS_GROUPED_GEMM") is not None
-    return "NVTE_USE_CUTLASS_GROUPED_GEMM picks a GPU kernel" if wrong else None
+    wrong = case.on_cpu and case.env.get(CUTLASS) is not None
+    return f"{CUTLASS} picks a GPU kernel" if wrong else None
 
 
 def _cutlass(case: Case) -> str | None:
     capability = case.compute_capability
-    asked = case.env.get("NVTE_USE_CUTLASS_GROUPED_GEMM", "0") != "0"
+    asked = case.env.get(CUTLASS, "0") != "0"
     wrong = asked and capability is not None and capability[0] != 9
     return f"the CUTLASS grouped GEMM runs on Hopper only; {case.cluster.gpu_arch} ignores it" if wrong else None
 
 
 def _cutlass_precision(case: Case) -> str | None:
-    asked = case.env.get("NVTE_USE_CUTLASS_GROUPED_GEMM", "0") != "0"
+    asked = case.env.get(CUTLASS, "0") != "0"
     wrong = asked and (case.text("fp8") or case.text("fp4") or case.training.params_dtype == "fp32")
     return "the CUTLASS grouped GEMM computes in bf16 only and is ignored otherwise" if wrong else None
 
@@ -70,13 +86,23 @@ RULES = (
     Rule("CPU-06", frozenset({"recompute_modules"}), _activation, _CPU, "recompute other modules"),
     Rule("CPU-07", frozenset({"tp_comm_overlap"}), _tensor_overlap, _CPU, "set it to false"),
     Rule("CPU-08", frozenset({"fine_grained_activation_offloading"}), _offload, _CPU, "set it to false"),
-    Rule("CPU-09", frozenset({"NVTE_USE_CUTLASS_GROUPED_GEMM"}), _grouped_gemm, _CPU, "leave it out"),
+    Rule("CPU-09", frozenset({CUTLASS}), _grouped_gemm, _CPU, "leave it out"),
+    Rule("CPU-10", frozenset({GROUPED}), _experts, f"core/models/backends.py; {_CPU}", "set it to false"),
     Rule(
-        "DUP-14", frozenset({"NVTE_USE_CUTLASS_GROUPED_GEMM"}), _cutlass,
+        "CPU-11", frozenset({"tensor_model_parallel_size"}), _split_latent_attention, _CPU,
+        "set tensor_model_parallel_size to 1",
+    ),
+    Rule(
+        "DUP-15", frozenset({CUTLASS, GROUPED}), _cutlass_alone,
+        "TE common/gemm/cublaslt_gemm.cu, nvte_multi_tensor_gemm: read there only; seen on an H200",
+        "set moe_grouped_gemm to true or leave it out",
+    ),
+    Rule(
+        "DUP-14", frozenset({CUTLASS}), _cutlass,
         "TE common/gemm/cublaslt_gemm.cu, nvte_multi_tensor_gemm", "leave it out on this GPU",
     ),
     Rule(
-        "DUP-13", frozenset({"NVTE_USE_CUTLASS_GROUPED_GEMM", "fp8", "fp4"}), _cutlass_precision,
+        "DUP-13", frozenset({CUTLASS, "fp8", "fp4"}), _cutlass_precision,
         "TE common/gemm/cublaslt_gemm.cu, nvte_multi_tensor_gemm", "leave it out or train in bf16",
     ),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from search_spaces.rules.rule import Case, Rule
 from search_spaces.rules.versions import older
 
-FP8, RECIPE, FP4 = "fp8", "fp8_recipe", "fp4"
+FP8, RECIPE, FP4, GROUPED = "fp8", "fp8_recipe", "fp4", "moe_grouped_gemm"
 TP, SP, CP = "tensor_model_parallel_size", "sequence_parallel", "context_parallel_size"
 ETP, MBS = "expert_tensor_parallel_size", "micro_batch_size"
 RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
@@ -34,7 +34,10 @@ def _engine(case: Case) -> str | None:
     engine = case.stack.transformer_engine
     if engine is None:
         return "fp8 needs transformer-engine, which the workers lack"
-    return f"FP8 grouped GEMM with transformer-engine {engine}" if older(engine, "1.11") else None
+    if older(engine, "1.7.0"):
+        return f"FP8 experts with transformer-engine {engine}"
+    wrong = case.on(GROUPED) and older(engine, "1.11.0")
+    return f"FP8 grouped GEMM with transformer-engine {engine}" if wrong else None
 
 
 def _alignment(case: Case) -> str | None:
@@ -85,7 +88,7 @@ _FP8 = frozenset({FP8, RECIPE})
 RULES = (
     Rule("UNK-01", _FP8, _unknown_recipe, "core/fp8_utils.py, get_fp8_recipe", f"known: {', '.join(RECIPES)}"),
     Rule("PRC-07", frozenset({FP8, FP4}), _both, "core/transformer/transformer_config.py, VC-53", "choose one"),
-    Rule("PRC-09", _FP8, _engine, "core/transformer/transformer_config.py:2297", "install 1.11 or newer"),
+    Rule("PRC-09", _FP8 | {GROUPED}, _engine, "core/transformer/transformer_config.py:2297", "install 1.11 or newer"),
     Rule(
         "PRC-12", _FP8 | {TP, SP, CP, ETP, MBS}, _alignment, "TE quantizer.cpp, VC-29",
         "change the recipe, the sequence length or the layout",

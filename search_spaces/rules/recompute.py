@@ -6,7 +6,7 @@ from search_spaces.rules.versions import older
 GRANULARITY, MODULES = "recompute_granularity", "recompute_modules"
 METHOD, LAYERS = "recompute_method", "recompute_num_layers"
 PP, VPP = "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"
-FP8, RECIPE = "fp8", "fp8_recipe"
+FP8, RECIPE, GROUPED = "fp8", "fp8_recipe", "moe_grouped_gemm"
 KNOWN = (
     "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out",
 )  # fmt: skip
@@ -58,6 +58,11 @@ def _selective_layers(case: Case) -> str | None:
 def _unknown_module(case: Case) -> str | None:
     unknown = [name for name in _selected(case) if name not in KNOWN]
     return f"no recompute module {', '.join(unknown)}" if unknown else None
+
+
+def _sequential_experts(case: Case) -> str | None:
+    wrong = "moe_act" in _selected(case) and not case.on(GROUPED)
+    return "moe_act recompute without moe_grouped_gemm" if wrong else None
 
 
 def _up_projection(case: Case) -> str | None:
@@ -123,6 +128,10 @@ RULES = (
         "leave them out",
     ),
     Rule("RCP-07", _SELECTION, _unknown_module, f"{_CONFIG}:1779", f"known: {', '.join(KNOWN)}"),
+    Rule(
+        "RCP-08", _SELECTION | {GROUPED}, _sequential_experts, f"{_CONFIG}:1785",
+        "set moe_grouped_gemm to true or recompute other modules",
+    ),
     Rule("RCP-09", _SELECTION, _up_projection, f"{_CONFIG}:1790", "leave mla_up_proj out"),
     Rule("RCP-10", _SELECTION, _gated_norm, f"{_CONFIG}:1799", "leave gdn_norm_out out"),
     Rule(

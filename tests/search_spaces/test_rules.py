@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from search_spaces.candidate import KnobValue
 from search_spaces.named_spaces import LAPTOP, MOE_CORE
 from search_spaces.presets import load_model
-from search_spaces.rules import ALL_RULES, Case, compute_capability
+from search_spaces.rules import ALL_RULES, STACK_RULES, Case, compute_capability
 from search_spaces.rules.rule import Rule
 from search_spaces.rules.versions import older
 from search_spaces.screen import verdict
@@ -24,6 +24,9 @@ EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 FLEX = {"dispatcher": "flex"}
 OVERLAP = {"overlap": True, "dispatcher": "alltoall", "ep": 2}
 MLA = {"multi_latent_attention": True}
+KEPT_NORM: dict[str, KnobValue] = {
+    "recompute": "selective", "modules": "layernorm", "graphs": "transformer_engine",
+}  # fmt: skip
 
 # Rule -> (breaks it, just satisfies it): the two differ in as little as possible.
 EXAMPLES: dict[str, tuple[Case, Case]] = {
@@ -36,6 +39,9 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "CPU-07": (case(tp_comm_overlap=True), case(H2, tp_comm_overlap=True)),
     "CPU-08": (case(fine_grained_activation_offloading=True), case(fine_grained_activation_offloading=False)),
     "CPU-09": (case(env=CUTLASS), case(H2, env=CUTLASS)),
+    "CPU-10": (case(moe_grouped_gemm=True), case(moe_grouped_gemm=False)),
+    "CPU-11": (case(tp=2, model=MLA), case(H2, tp=2, model=MLA)),
+    "DUP-15": (case(H2, env=CUTLASS), case(H2, env=CUTLASS, moe_grouped_gemm=True)),
     "DUP-14": (case(BLACKWELL, env=CUTLASS), case(H8, env=CUTLASS)),
     "DUP-13": (case(H8, env=CUTLASS, fp8="hybrid"), case(H8, env=CUTLASS)),
     "PAR-01": (case(tp=2, pp=2), case(cpus(4), tp=2, pp=2)),
@@ -117,6 +123,10 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "RCP-03": (case(recompute="full", layers=3, pp=2), case(recompute="full", layers=2, pp=2)),
     "RCP-04": (case(recompute="selective", method="block"), case(recompute="selective")),
     "RCP-07": (case(recompute="selective", modules="attn"), case(recompute="selective", modules="core_attn")),
+    "RCP-08": (
+        case(H2, recompute="selective", modules="layernorm+moe_act"),
+        case(H2, recompute="selective", modules="layernorm+moe_act", moe_grouped_gemm=True),
+    ),
     "RCP-09": (
         case(recompute="selective", modules="mla_up_proj"),
         case(recompute="selective", modules="mla_up_proj", model=MLA),
@@ -143,8 +153,8 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "UNK-01": (case(H8, fp8="hybrid", fp8_recipe="mxfp4"), case(H8, fp8="hybrid", fp8_recipe="mxfp8")),
     "PRC-07": (case(BLACKWELL, fp8="hybrid", fp4="e2m1"), case(BLACKWELL, fp4="e2m1")),
     "PRC-09": (
-        case(H8, fp8="hybrid", stack={"transformer_engine": None}),
-        case(H8, fp8="hybrid", stack={"transformer_engine": "1.11.0"}),
+        case(H8, fp8="hybrid", moe_grouped_gemm=True, stack={"transformer_engine": "1.10.0"}),
+        case(H8, fp8="hybrid", moe_grouped_gemm=True, stack={"transformer_engine": "1.11.0"}),
     ),
     "PRC-12": (
         case(BLACKWELL, fp8="hybrid", fp8_recipe="mxfp8", training={"sequence_length": 48}),
@@ -199,6 +209,11 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H1, graphs="transformer_engine", stack={"transformer_engine": None}),
         case(H1, graphs="local", stack={"transformer_engine": None}),
     ),
+    "DUP-16": (
+        case(H8, **KEPT_NORM, captured="attn+moe_router+moe_preprocess", dispatcher="allgather"),
+        case(H8, **KEPT_NORM, captured="attn+moe_router+moe_preprocess", dispatcher="alltoall"),
+    ),
+    "RUN-02": (case(H8, graphs="transformer_engine"), case(H8, graphs="none")),
     "DUP-10": (case(H8, captured="attn"), case(H8, captured="attn", graphs="local")),
     "DUP-11": (case(H8, graphs="local"), case(H8, graphs="full_iteration")),
     "DUP-12": (
@@ -244,6 +259,7 @@ OTHERS: Mapping[str, tuple[KnobValue, ...]] = {
     "moe_expert_capacity_factor": (None, 1.0),
     "moe_pad_expert_input_to_capacity": (False, True),
     "moe_expert_rank_capacity_factor": (None, 1.5),
+    "moe_shared_expert_overlap": (False, True),
     "tp_comm_overlap": (False, True),
     "fine_grained_activation_offloading": (False, True),
 }
@@ -317,7 +333,8 @@ def test_configurations_measured_on_one_h200_are_judged_right() -> None:
     graphs: dict[str, KnobValue] = {"graphs": "transformer_engine", "captured": "attn+moe_router+moe_preprocess"}
 
     def judged(env: Mapping[str, str] | None = None, **knobs: KnobValue) -> str | None:
-        found = verdict(case(H1, model=model, training=training, env=env, stack={}, **knobs))
+        grouped = {"moe_grouped_gemm": True} | knobs
+        found = verdict(case(H1, model=model, training=training, env=env, stack={}, **grouped), STACK_RULES)
         return found.rule if found else None
 
     assert judged(dispatcher="alltoall") is None
@@ -325,10 +342,37 @@ def test_configurations_measured_on_one_h200_are_judged_right() -> None:
     assert judged(fp8="hybrid", fp8_recipe="blockwise", **graphs) is None
     assert judged(recompute="selective", modules="moe_act+layernorm") is None
     assert judged(recompute="full", method="uniform", layers=1) is None
+    assert judged(recompute="selective", modules="layernorm", graphs="transformer_engine", captured="attn") is None
+    assert judged(dispatcher="alltoall", **KEPT_NORM, captured="attn+moe_router") == "DUP-16"
     assert judged(fp8="hybrid", fp8_recipe="mxfp8") == "HW-03"
     assert judged(dispatcher="flex", backend="deepep") == "DSP-07"
     assert judged(dispatcher="alltoall", overlap=True) == "OVL-03"
     assert judged(graphs="local", captured="attn") == "RUN-01"
+
+
+def test_transformer_engine_is_needed_for_fp8_and_old_ones_for_less() -> None:
+    def engine(version: str | None) -> str | None:
+        return BY_ID["PRC-09"].refusal(case(H8, fp8="hybrid", stack={"transformer_engine": version}))
+
+    assert engine(None)
+    assert engine("1.6.0")
+    assert engine("1.10.0") is None, "experts one by one"
+
+
+def test_latent_attention_keeps_a_norm_to_recompute() -> None:
+    """Its input norm is a module of its own (gpt_layer_specs.py:296), whatever the router's graph holds."""
+    kept = case(H8, **KEPT_NORM, captured="attn+moe_router")
+    assert BY_ID["DUP-16"].refusal(kept)
+    assert BY_ID["DUP-16"].refusal(case(H8, model=MLA, **KEPT_NORM, captured="attn+moe_router")) is None
+
+
+def test_what_this_worker_cannot_do_yet_is_judged_last() -> None:
+    """So that a configuration the stack refuses says so, and another launcher can leave these rules out."""
+    graphs = case(H8, graphs="transformer_engine", captured="attn")
+    assert verdict(graphs, STACK_RULES) is None
+    found = verdict(graphs)
+    assert found is not None
+    assert found.rule == "RUN-02"
 
 
 @pytest.mark.parametrize(

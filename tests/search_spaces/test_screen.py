@@ -159,11 +159,15 @@ def test_too_many_legal_points_name_the_knobs_to_narrow() -> None:
     assert "recompute_modules (5)" in caught.value.next_step
 
 
-def test_one_h200_leaves_recompute_precision_graphs_and_micro_batch() -> None:
+def test_one_h200_leaves_recompute_precision_grouped_gemm_and_micro_batch() -> None:
     model: ModelShape = load_model("qwen3-30b-a3b-4l")
     screening = screen(MOE_CORE, model, gpus(1), TrainingShape(sequence_length=4096, global_batch_size=16), STACK)
     changed = {name for candidate in screening.accepted for name in candidate.knobs}
-    assert {"fp8_recipe", "cuda_graph_modules", "recompute_modules", "micro_batch_size"} <= changed
+    assert {"fp8_recipe", "recompute_modules", "micro_batch_size"} <= changed
+    assert {candidate.knobs["moe_grouped_gemm"] for candidate in screening.accepted} == {False, True}
+    assert all(candidate.knobs["moe_grouped_gemm"] for candidate in screening.accepted if candidate.env)
+    assert {candidate.knobs["cuda_graph_impl"] for candidate in screening.accepted} == {"none"}
+    assert any(refusal.rule == "RUN-02" for refusal in screening.rejected)
     assert all(candidate.layout.expert == 1 for candidate in screening.accepted)
     assert not any(candidate.knobs["moe_token_dispatcher_type"] == "flex" for candidate in screening.accepted)
     assert not any(candidate.knobs.get("fp8_recipe") == "mxfp8" for candidate in screening.accepted)

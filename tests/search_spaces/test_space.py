@@ -106,11 +106,12 @@ def test_the_default_is_megatrons_own() -> None:
 
 
 def test_environment_knobs_go_to_the_environment() -> None:
-    switched = MOE_CORE.canonical({"NVTE_USE_CUTLASS_GROUPED_GEMM": "1"})
+    switched = MOE_CORE.canonical({"NVTE_USE_CUTLASS_GROUPED_GEMM": "1", "moe_grouped_gemm": True})
     assert switched.env == {"NVTE_USE_CUTLASS_GROUPED_GEMM": "1"}
     assert "NVTE_USE_CUTLASS_GROUPED_GEMM" not in switched.knobs
     assert MOE_CORE.default().env == {}
     assert MOE_CORE.canonical(MOE_CORE.values(switched)).id == switched.id
+    assert MOE_CORE.canonical({"NVTE_USE_CUTLASS_GROUPED_GEMM": "1"}).env == {}, "without the grouped GEMM it is inert"
 
 
 def test_unknown_words_are_all_refused_with_the_nearest() -> None:

@@ -61,7 +61,7 @@ def test_the_examples_are_good(name: str) -> None:
 def test_the_laptop_example_is_the_one_promised() -> None:
     spec = load_sweep(EXAMPLES / "laptop.yaml").spec
     assert (spec.cluster.device, spec.cluster.workers, spec.cluster.workers_per_trial) == ("cpu", 2, 2)
-    assert (spec.training.sequence_length, spec.training.global_batch_size) == (128, 16)
+    assert (spec.training.sequence_length, spec.training.global_batch_size) == (128, 8)
     assert (spec.training.warmup_steps, spec.training.measured_steps) == (2, 6)
     assert (spec.budget.trials, spec.verify.rounds, spec.seed) == (16, 4, 1)
 

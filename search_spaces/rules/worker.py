@@ -1,0 +1,22 @@
+"""What the stack can do and this project's worker does not do yet. A rule goes when `train_worker` has learnt it.
+
+Kept apart from the rules of the stack, so that a configuration can also be judged for another launcher.
+"""
+
+from search_spaces.rules.rule import Case, Rule
+
+IMPL = "cuda_graph_impl"
+
+
+def _graphs(case: Case) -> str | None:
+    wrong = not case.on_cpu and case.text(IMPL, "none") != "none"
+    return "this worker does not capture CUDA graphs yet: the trial would run without them" if wrong else None
+
+
+RULES = (
+    Rule(
+        "RUN-02", frozenset({IMPL}), _graphs,
+        "train_worker/megatron has no TECudaGraphHelper; one H200: 1.86 s a step with, 1.76 s without, noise 0.3 s",
+        f"set {IMPL} to none",
+    ),
+)  # fmt: skip
