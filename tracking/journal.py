@@ -20,6 +20,7 @@ from search_spaces.shapes import Noun
 from tracking.ballast import NO_ROOM, Ballast
 from tracking.lock import take
 from tracking.record import EVENT, JOURNAL_VERSION, Compared, Event, Proposed, Screened, SweepStarted, TrialRecord
+from tracking.screening import same_screening
 
 log = logging.getLogger(__name__)
 JOURNAL_NAME = "journal.jsonl"
@@ -139,17 +140,14 @@ class Journal:
     def put(self, event: Event) -> None:
         """Append one event; durable on return. A no-op for an event already there.
 
-        MoetuneError for another record under the same trial number, JournalFull (a ResourceMissing) on a full disk.
+        MoetuneError for another record under the same trial number, InputError for another screening
+        (`same_screening`), JournalFull (a ResourceMissing) on a full disk.
         """
         key = _key(event)
         with self._mutex:
             known = self._seen.get(key)
             if known is not None:
-                if _line(known) != _line(event):
-                    raise MoetuneError(
-                        f"{self.path}: another {key[0]} record is there under {key[1]}",
-                        "report this as a bug of moetune: a finished trial must not be recorded twice",
-                    )
+                _same(known, event, self.path)
                 return
             if not self._seen and not isinstance(event, SweepStarted):
                 raise MoetuneError(f"{self.path}: the first event must be sweep_started, not {event.event}")
@@ -216,6 +214,17 @@ class Journal:
             raise ResourceMissing(
                 f"cannot write the journal {self.path}: {error.strerror}", "repair the disk, then use --resume"
             ) from error
+
+
+def _same(known: Event, event: Event, path: Path) -> None:
+    """Refuses to replace one event by another."""
+    if isinstance(known, Screened) and isinstance(event, Screened):
+        same_screening(known, event)
+    elif _line(known) != _line(event):
+        raise MoetuneError(
+            f"{path}: another {event.event} record is there under {_key(event)[1]}",
+            "report this as a bug of moetune: a finished trial must not be recorded twice",
+        )
 
 
 def _line(event: Event) -> bytes:

@@ -15,6 +15,7 @@ from tracking.reason import failure_text
 from tracking.record import Compared, Event, Proposed, Screened, SweepStarted, TrialRecord
 from train_worker.outcome import Diverged, Measured, Outcome, OutOfMemory, PhaseTimes, Rejected
 
+EXPERIMENT = "moetune"  # where a sweep goes whose file names no tracking.experiment
 UID = "moetune.uid"
 COMPLETE = "moetune.complete"
 PARENT = "mlflow.parentRunId"

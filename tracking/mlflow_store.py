@@ -50,9 +50,13 @@ class MlflowStore:
     there already costs one search in all.
     """
 
-    def __init__(self, uri: str, artifact_root: Path | None = None) -> None:
-        """`artifact_root` is for a database URI only (default: beside the SQLite file); a server has its own."""
+    def __init__(self, uri: str, artifact_root: Path | None = None, *, experiment: str = words.EXPERIMENT) -> None:
+        """`artifact_root` is for a database URI only (default: beside the SQLite file); a server has its own.
+
+        `experiment` is made where it is not there; sweeps may share one.
+        """
         self.uri = uri
+        self._experiment_name = experiment
         self._artifact_root = artifact_root
         self._client: MlflowClient | None = None
         self._head: SweepStarted | None = None
@@ -178,7 +182,7 @@ class MlflowStore:
 
     def _look_up(self, head: SweepStarted) -> None:
         """Find the parent and all children of an earlier filling: two searches, however many trials."""
-        experiment = self.client.get_experiment_by_name(head.sweep_name)
+        experiment = self.client.get_experiment_by_name(self._experiment_name)
         if experiment is None:
             return
         self._experiment = experiment.experiment_id
@@ -219,7 +223,7 @@ class MlflowStore:
 
     def _make_parent(self, head: SweepStarted) -> None:
         if not self._experiment:
-            self._experiment = self.client.create_experiment(head.sweep_name, self._artifact_location())
+            self._experiment = self.client.create_experiment(self._experiment_name, self._artifact_location())
         self._parent = self.client.create_run(
             self._experiment,
             start_time=words.milliseconds(head.started_at),

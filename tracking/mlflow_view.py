@@ -13,6 +13,7 @@ from pathlib import Path
 
 from search_spaces.errors import MoetuneError
 from search_spaces.shapes import Noun
+from tracking.mlflow_payload import EXPERIMENT
 from tracking.mlflow_store import MlflowFailed, MlflowStore
 from tracking.record import Event, SweepStarted
 from tracking.uri import masked
@@ -33,10 +34,17 @@ class SyncResult(Noun):
 class MlflowView:
     """A `Store` that never blocks and never fails a sweep. On a resume, put the journal's events again first."""
 
-    def __init__(self, uri: str, artifact_root: Path | None = None, retry_s: tuple[float, ...] = RETRY_S) -> None:
+    def __init__(
+        self,
+        uri: str,
+        artifact_root: Path | None = None,
+        retry_s: tuple[float, ...] = RETRY_S,
+        *,
+        experiment: str = EXPERIMENT,
+    ) -> None:
         """`retry_s`: waits between tries of one event in seconds; the last one repeats."""
         self.uri = uri
-        self._make: Callable[[], MlflowStore] = lambda: MlflowStore(uri, artifact_root)
+        self._make: Callable[[], MlflowStore] = lambda: MlflowStore(uri, artifact_root, experiment=experiment)
         self._retry_s = retry_s
         self._queue: deque[Event] = deque()
         self._changed = threading.Condition()
@@ -57,6 +65,12 @@ class MlflowView:
         """Events not in MLflow yet, those it refused included; `moetune report` fills them in."""
         with self._changed:
             return len(self._queue) + self._dropped
+
+    def status(self) -> str:
+        """How far MLflow is behind the journal, in words for a progress table; empty where it is not."""
+        pending = self.pending
+        behind = f"{pending} events behind" if pending else ""
+        return ": ".join(filter(None, (behind, self._degraded)))
 
     def put(self, event: Event) -> None:
         """Queue one event; returns at once."""
@@ -130,18 +144,25 @@ class MlflowView:
             self._degraded = ""
 
 
-def missing(events: Iterable[Event], uri: str) -> list[str]:
+def missing(events: Iterable[Event], uri: str, *, experiment: str = EXPERIMENT) -> list[str]:
     """Names of the runs that MLflow lacks or has only in part, such as "laptop/001/0007-0123456789ab"."""
-    return MlflowStore(uri).lacking(events)
+    return MlflowStore(uri, experiment=experiment).lacking(events)
 
 
-def sync(events: Iterable[Event], uri: str, artifact_root: Path | None = None, ended: bool = True) -> SyncResult:
+def sync(
+    events: Iterable[Event],
+    uri: str,
+    artifact_root: Path | None = None,
+    ended: bool = True,
+    *,
+    experiment: str = EXPERIMENT,
+) -> SyncResult:
     """Write to MLflow what it lacks; a second call writes nothing. Never raises for a server that fails.
 
     `ended` False: a driver is still at work, so its runs are not closed.
     """
     pending = list(events)
-    store = MlflowStore(uri, artifact_root)
+    store = MlflowStore(uri, artifact_root, experiment=experiment)
     written = failed = 0
     why = ""
     for done, event in enumerate(pending):

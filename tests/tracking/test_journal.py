@@ -93,6 +93,36 @@ def test_a_loss_that_is_not_a_number_survives(path: Path) -> None:
     assert len(read_events(path)) == 2
 
 
+def test_a_screening_that_judges_the_space_otherwise_is_a_fault_of_the_input(path: Path) -> None:
+    """A run resumed after an upgrade of the rules: exit 2, what changed, and nothing written."""
+    first, second = screened().rejected
+    fewer = first.model_copy(update={"count": 7})
+    changes: list[dict[str, object]] = [
+        {"accepted": 31, "rejected": (fewer, second)},
+        {"rejected": (second, first.model_copy(update={"rule": "fp8-needs-sm90"}))},
+        {"accepted": 29},
+        {"total": 50},
+    ]
+    with Journal.open(written(path)) as journal:
+        before = path.read_bytes()
+        for change in changes:
+            with pytest.raises(InputError, match="the rules changed since this run began: 30 of 40") as caught:
+                journal.put(screened().model_copy(update=change))
+            assert "without --resume" in caught.value.next_step
+        with pytest.raises(InputError, match=r"31 of 40 can now \(points refused: fp8-needs-sm89 8 then, 7 now\)"):
+            journal.put(screened().model_copy(update=changes[0]))
+        assert path.read_bytes() == before
+
+
+def test_a_screening_that_only_words_its_reasons_otherwise_is_the_same(path: Path) -> None:
+    first, second = screened().rejected
+    worded = first.model_copy(update={"reason": "better said", "example": candidate(x=1)})
+    with Journal.open(written(path)) as journal:
+        before = path.read_bytes()
+        journal.put(screened().model_copy(update={"rejected": (second, worded)}))
+        assert path.read_bytes() == before
+
+
 def test_another_record_for_a_finished_trial_is_refused(path: Path) -> None:
     with Journal.open(written(path)) as journal, pytest.raises(MoetuneError, match=r"another finished record.*1"):
         journal.put(finished(1, candidate(), Crashed(phase="build", detail="other")))

@@ -19,6 +19,7 @@ from tracking import mlflow_payload as words
 from tracking.mlflow_store import MlflowFailed, MlflowStore
 from tracking.mlflow_view import MlflowView, missing, sync
 from tracking.record import Event
+from tuner.sweep_spec import Tracking
 
 ROOT = Path(__file__).parents[2]
 FAST = candidate(moe_token_dispatcher_type="alltoall")
@@ -124,6 +125,31 @@ def test_an_interrupted_sweep_is_killed_and_runs_again_on_resume(uri: str) -> No
     assert {run.status for run in read_runs(uri).values()} == {"FINISHED"}
 
 
+def experiment_names(uri: str) -> set[str]:
+    from mlflow import MlflowClient
+
+    return {found.name for found in MlflowClient(tracking_uri=uri).search_experiments()} - {"Default"}
+
+
+def test_a_sweep_goes_into_the_experiment_that_its_file_names(uri: str) -> None:
+    """By the view and by a later filling alike; two sweeps may share one."""
+    view = MlflowView(uri, experiment="team/moe")
+    for event in sweep()[:6]:
+        view.put(event)
+    view.close()
+    assert missing(sweep(), uri, experiment="team/moe")
+    assert sync(sweep(), uri, experiment="team/moe").already == 6
+    assert missing(sweep(), uri, experiment="team/moe") == []
+    assert sync([head().model_copy(update={"sweep_name": "other"})], uri, experiment="team/moe").written == 1
+    assert experiment_names(uri) == {"team/moe"}
+    assert len(read_runs(uri)) == 11
+
+
+def test_without_a_name_it_is_the_one_that_a_sweep_file_has_by_default(uri: str) -> None:
+    sync([head()], uri)
+    assert experiment_names(uri) == {Tracking().experiment}
+
+
 def test_a_resumed_head_alone_is_refused(uri: str) -> None:
     for store in (MlflowStore(uri), MlflowView(uri)):
         with pytest.raises(MoetuneError, match="as the journal has it first"):
@@ -138,6 +164,7 @@ def test_a_locked_database_holds_nobody_up(uri: str, tmp_path: Path) -> None:
         view.put(event)  # comes back, though nothing can be written
     view.close(timeout_s=0.5)
     assert view.pending == len(sweep())
+    assert view.status().startswith(f"{len(sweep())} events behind")
     lock.execute("ROLLBACK")
     lock.close()
     view._thread.join()  # so that it does not write beside the sync below
@@ -159,6 +186,7 @@ def test_a_store_that_comes_back_is_filled_by_the_view_itself(tmp_path: Path, ca
     while view.pending:
         time.sleep(0.02)
     assert view.degraded == ""
+    assert view.status() == ""
     assert "answers again" in caplog.text
     view.close()
     assert missing(sweep(), uri) == []

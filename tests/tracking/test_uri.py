@@ -82,7 +82,7 @@ def test_an_error_text_is_shown_without_secrets(case: tuple[str, set[str]]) -> N
         ("mlflow_uri: mysql://me:open it's@db/ml # ours", "mlflow_uri: mysql://***@db/ml # ours"),
         ("# mlflow_uri: mysql://me:open it's@db/ml", "# mlflow_uri: mysql://***@db/ml"),
         ('{"mlflow_uri": "mysql://me:open #1 it\'s@db/ml"}', '{"mlflow_uri": "mysql://***@db/ml"}'),
-        ("mlflow_uri: 'mysql://me:open #1 it\'\'s@db/ml' # ours", "mlflow_uri: 'mysql://***@db/ml' # ours"),
+        ("mlflow_uri: 'mysql://me:open #1 it''s@db/ml' # ours", "mlflow_uri: 'mysql://***@db/ml' # ours"),
     ],
 )
 def test_blanks_in_a_password_go_too(line: str, stored: str) -> None:
