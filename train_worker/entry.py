@@ -20,8 +20,9 @@ import ray.util
 
 from train_worker.gang import place_of
 from train_worker.job import Order, RankPlace, TrialJob
+from train_worker.outcome import Crashed
 from train_worker.progress import Progress
-from train_worker.rank import guarded, rank_environment
+from train_worker.rank import guarded, limit_memory, rank_environment
 from train_worker.rank_host import ParentLost, RankHost
 from train_worker.rank_report import RankReport
 
@@ -59,7 +60,8 @@ def _run_attempt(board: Any, attempt_id: str, job: TrialJob, host: RankHost, ran
         host.begin(job, place_of(rank, local_rank, job, meeting, ray.util.get_node_ip_address()))
         report = _watch(board, attempt_id, host, announces=rank == 0)
     except (ParentLost, OSError) as error:
-        report = RankReport(rank=rank, log_tail=f"{type(error).__name__}: {error}")
+        lost = Crashed(phase="fork", detail=f"{type(error).__name__}: {error}", infrastructure=True)
+        report = RankReport(rank=rank, outcome=lost)
     ray.get(board.report.remote(attempt_id, report.model_dump_json()))
 
 
@@ -105,7 +107,9 @@ def run_one(config: dict[str, Any]) -> str:
         master_port=int(os.environ.get("MASTER_PORT", 0)),
     )
     os.environ.update(rank_environment(job, place))
-    report = guarded(job, place, Progress(), lambda: None)  # Ray Train opened the process group already
+    limit = job.cluster.memory_bytes if job.cluster.device == "cpu" else None
+    # Ray Train opened the process group already; the memory limit is what is left to do at that point.
+    report = guarded(job, place, Progress(), lambda: limit_memory(limit) if limit else None)
     report = report.model_copy(update={"wall_s": time.monotonic() - start})
     if not report.ok:
         raise TrialFailed(report.model_dump_json())

@@ -39,7 +39,8 @@ PEER_LOST = (
     "ncclremoteerror",
     "connection refused",
 )
-NETWORK = ("address already in use", "eaddrinuse", "no route to host", "failed to connect to")
+# While the gang meets, these are the network's fault or a node's: another attempt may work.
+NETWORK = (*PEER_LOST, "address already in use", "eaddrinuse", "no route to host", "failed to connect to")
 # Raised while the objects are built or first used, these say that the stack refuses the configuration: Megatron
 # has checks in its layers (TP without sequence parallelism) that speak in the first forward only.
 REFUSALS = (ValueError, AssertionError, NotImplementedError, ImportError)

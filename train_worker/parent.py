@@ -17,7 +17,7 @@ import os
 import select
 import signal
 import sys
-import time
+import traceback
 from pathlib import Path
 
 from search_spaces.shapes import Noun
@@ -45,11 +45,10 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver; it decides
     device = sys.argv[1]
-    started = time.perf_counter()
     from train_worker.megatron.preload import preload
 
     preload("cuda" if device == "cuda" else "cpu")  # refuses to leave a process that is not fit to be forked
-    _say(ready=os.getpid(), import_s=time.perf_counter() - started)
+    _say(ready=os.getpid())
     _serve()
 
 
@@ -76,6 +75,7 @@ def _serve() -> None:
                     _say(forked=pid)
             elif descriptor in children:
                 pid = children.pop(descriptor)
+                end_group(pid)  # before waitpid: until then nobody else can have this number
                 poller.unregister(descriptor)
                 os.close(descriptor)
                 _, status = os.waitpid(pid, 0)
@@ -90,8 +90,10 @@ def _fork(request: ForkRequest) -> int:
         _become_rank(request)
         run_rank(request.job, request.place, request.folder)
         os._exit(0)
+    except BaseException:  # noqa: BLE001 - no report could be written (a full disk): the log is the last resort
+        traceback.print_exc()
     finally:
-        os._exit(70)  # only reached where no report could be written, such as a full disk
+        os._exit(70)
 
 
 def _become_rank(request: ForkRequest) -> None:
@@ -112,10 +114,16 @@ def _become_rank(request: ForkRequest) -> None:
 
 def _kill_all(children: list[int]) -> None:
     for pid in children:
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(pid, signal.SIGKILL)
+        end_group(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def end_group(pid: int) -> None:
+    """Kill what a rank started itself (compilers, data loaders); its process group has its own number."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _say(**message: object) -> None:

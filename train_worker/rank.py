@@ -59,7 +59,8 @@ def guarded(job: TrialJob, place: RankPlace, progress: Progress, open_group: Cal
         return RankReport(
             rank=place.rank,
             outcome=classify(error, progress.phase, progress.step),
-            collateral=is_collateral(error),
+            # A rank that cannot meet the others is the first to know; later, a lost peer is somebody else's fault.
+            collateral=is_collateral(error) and progress.phase != "process_group",
             phase=progress.phase,
             step=progress.step,
         )

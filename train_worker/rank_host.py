@@ -23,8 +23,13 @@ from train_worker.rank import progress_path, read_rendezvous, report_path
 from train_worker.rank_report import KillReason, RankReport
 
 START_LIMIT_S = 180.0
+UNKILLABLE_S = 60.0
 STACKS_WAIT_S = 0.5
 LOG_TAIL_CHARACTERS = 2000
+
+
+class UnkillableRank(RuntimeError):
+    """A rank outlived SIGKILL: this worker is of no more use. The slot must start again elsewhere."""
 
 
 class ParentLost(RuntimeError):
@@ -32,12 +37,10 @@ class ParentLost(RuntimeError):
 
 
 class RankHost:
-    """`folder`: scratch on this worker's disk, one subfolder a trial. `extra_env`: added to the parent's."""
+    """`folder`: scratch on this worker's disk, one subfolder a trial."""
 
-    def __init__(self, device: Literal["cpu", "cuda"], folder: Path, extra_env: dict[str, str] | None = None) -> None:
+    def __init__(self, device: Literal["cpu", "cuda"], folder: Path) -> None:
         self.device, self.folder = device, folder
-        self.extra_env = extra_env or {}
-        self.import_s = 0.0
         self._parent: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._buffer = b""
@@ -49,6 +52,7 @@ class RankHost:
         self._place: RankPlace | None = None
         self._pid: int | None = None
         self._killed: KillReason | None = None
+        self._killed_at = 0.0
         self._begun = 0.0
         self._oom_file: Path | None = None
         self._oom_kills = 0
@@ -80,7 +84,7 @@ class RankHost:
         """Start the clean parent; `wait_ready` must follow."""
         self.folder.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        env |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONUNBUFFERED": "1"} | self.extra_env
+        env |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONUNBUFFERED": "1"}
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         with (self.folder / "parent.log").open("ab") as log:
             self._parent = subprocess.Popen(
@@ -108,7 +112,6 @@ class RankHost:
             self.close()
             reason = (self._parent_log().strip().splitlines() or ["it left no log"])[-1]
             raise ParentLost(f"the clean parent did not start: {reason}\n{self._parent_log()}")
-        self.import_s = first["import_s"]
 
     def begin(self, job: TrialJob, place: RankPlace) -> None:
         """Fork one rank for `job`. Starts a new parent first if the last one died."""
@@ -118,9 +121,9 @@ class RankHost:
             self._drop_parent()
             self.start()
         assert self._parent is not None
+        shutil.rmtree(self.folder / job.trial_id, ignore_errors=True)
+        (self.folder / job.trial_id).mkdir(parents=True)
         self._job, self._place, self._begun = job, place, time.monotonic()
-        shutil.rmtree(self.trial_folder, ignore_errors=True)
-        self.trial_folder.mkdir(parents=True)
         # Counted here and not by the parent, which may be the kernel's choice itself.
         self._oom_file = oom_file(self._parent.pid)
         self._oom_kills = count_oom_kills(self._oom_file)
@@ -136,20 +139,33 @@ class RankHost:
         return read_rendezvous(self.trial_folder) if self.busy else None
 
     def poll(self, wait_s: float = 0.0) -> RankReport | None:
-        """The report of the running rank once it has ended, else None. Kills a rank past its time limit."""
+        """The report of the running rank once it has ended, else None. Kills a rank past its time limit.
+
+        Raises UnkillableRank where the kernel does not end a killed rank (a driver call that never returns).
+        """
         if self._job is None:
             return None
+        if self._killed_at and time.monotonic() - self._killed_at > UNKILLABLE_S:
+            raise UnkillableRank(f"rank process {self._pid} did not end in {UNKILLABLE_S:.0f} s after SIGKILL")
         ended = self._ended(wait_s)
         if ended is None and time.monotonic() - self._begun > self._job.time_limit_s and self._killed is None:
             self.kill("deadline")
         return None if ended is None else self._report(ended)
 
     def kill(self, why: KillReason) -> None:
-        """Kill the rank's whole process group. Its stacks are asked for first where it is past its deadline."""
-        if self._killed is not None or self._pid is None:
+        """Kill the rank's whole process group; a rank still being forked is killed as soon as it has a number.
+
+        Its stacks are asked for first where it is past its deadline.
+        """
+        if self._killed is not None or self._job is None:
             return
         self._killed = why
-        if why == "deadline":
+        if self._pid is not None:
+            self._strike()
+
+    def _strike(self) -> None:
+        self._killed_at = time.monotonic()
+        if self._killed == "deadline":
             self._signal(STACKS_SIGNAL, group=False)
             time.sleep(STACKS_WAIT_S)
         self._signal(signal.SIGKILL, group=True)
@@ -184,6 +200,8 @@ class RankHost:
             message = self._messages.pop(0)
             if "forked" in message:
                 self._pid = int(message["forked"])
+                if self._killed is not None:
+                    self._strike()
             elif "exited" in message and int(message["exited"]) == self._pid:
                 return message
         return None if alive else {}

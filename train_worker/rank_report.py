@@ -41,10 +41,17 @@ class InterruptedGang(Noun):
     kind: Literal["interrupted"] = "interrupted"
 
 
-class SlotResult(Noun):
-    """What a trial gets back: its outcome (or that it was interrupted), attempts made, wall seconds in its slot."""
+class NoSlot(Noun):
+    """No slot is left or comes free: no outcome, a missing resource. The trial runs again on resume."""
 
-    outcome: Outcome | InterruptedGang
+    kind: Literal["no_slot"] = "no_slot"
+    detail: str
+
+
+class SlotResult(Noun):
+    """What a trial gets back: its outcome (or why it has none), attempts made, wall seconds over all of them."""
+
+    outcome: Outcome | InterruptedGang | NoSlot
     attempts: int
     wall_s: float
 

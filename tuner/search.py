@@ -183,6 +183,9 @@ class Session(Protocol):
     def finish(self, handle: str, result_json: str | None) -> None:
         """A `SlotResult` as JSON; None where Tune lost the trial."""
 
+    def fail(self, error: Exception) -> None:
+        """Something broke inside: stop, and raise it when Tune is done."""
+
 
 class TuneSearcher(Searcher):
     """Ray Tune's side: hands out jobs, takes results. It never raises, since that would end the sweep."""
@@ -192,13 +195,20 @@ class TuneSearcher(Searcher):
         self._session = session
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        answer = self._session.next_job(trial_id)
+        try:
+            answer = self._session.next_job(trial_id)
+        except Exception as error:  # noqa: BLE001 - whatever it is, Tune would end the sweep over it without a word
+            self._session.fail(error)
+            answer = "done"
         if answer == "wait":
             return None
         return str(Searcher.FINISHED) if answer == "done" else {"job": answer}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        self._session.finish(trial_id, None if error or not result else result.get("result"))
+        try:
+            self._session.finish(trial_id, None if error or not result else result.get("result"))
+        except Exception as fault:  # noqa: BLE001 - as above: the sweep stops, and the command says why
+            self._session.fail(fault)
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles the searcher into a file that nothing of ours reads: leave the session out of it."""

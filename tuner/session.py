@@ -17,7 +17,7 @@ from tracking.journal import Journal, JournalState
 from tracking.record import Event, Proposed, Purpose, TrialRecord
 from train_worker.job import TrialJob
 from train_worker.outcome import Crashed, Measured, Outcome
-from train_worker.rank_report import InterruptedGang, SlotResult
+from train_worker.rank_report import InterruptedGang, NoSlot, SlotResult
 from tuner.objective import judge, score
 from tuner.sweep import LoadedSweep
 
@@ -53,6 +53,7 @@ class SweepSession:
         self.sweep, self.proposer = sweep, proposer
         self.default = sweep.space.default()
         self.error: MoetuneError | None = None
+        self.broken: Exception | None = None
         self.stop_reason = ""
         self.records: list[TrialRecord] = list(resumed.finished) if resumed else []
         self._journal, self.listeners = journal, list(listeners)
@@ -60,7 +61,8 @@ class SweepSession:
         self._pending = deque(p for p in resumed.in_flight if p.purpose != "verify") if resumed else deque[Proposed]()
         self._running: dict[str, tuple[Proposed, str]] = {}
         self._lost: dict[int, int] = {}
-        self._began = time.monotonic()
+        # A resumed sweep has used what its trials took: the time between two drivers is nobody's.
+        self._began = time.monotonic() - sum(r.wall_s for r in self._searched()) / sweep.spec.cluster.slots
         for record in sorted(self.records, key=lambda each: each.number):
             if record.purpose != "verify":
                 proposer.restore(record.candidate, *self._told(record.outcome))
@@ -71,7 +73,11 @@ class SweepSession:
         """A TrialJob as JSON, "wait" (the baseline must end first), or "done"."""
         if self.stop_reason or self._spent():
             return "done"
+        if len(self._running) >= self.sweep.spec.cluster.slots:
+            return "wait"  # else Tune queues ahead, and a proposal knows less than it could
         proposed = self._next_proposal()
+        if self.error:  # the proposal could not be written down: it must not run
+            return "done"
         if isinstance(proposed, str):
             return proposed
         self._running[handle] = (proposed, now())
@@ -90,8 +96,8 @@ class SweepSession:
                 return
             lost = Crashed(phase="unknown", detail="Ray Tune lost the trial's actor", infrastructure=True)
             result = SlotResult(outcome=lost, attempts=LOST_LIMIT, wall_s=0.0)
-        if isinstance(result.outcome, InterruptedGang):
-            return  # proposed and not finished: runs again on resume
+        if not self.usable(result):
+            return
         record = self.record(proposed, result, started_at)
         self.proposer.tell(record.number, *self._told(record.outcome))
 
@@ -106,9 +112,16 @@ class SweepSession:
         self.emit(proposed)
         return proposed
 
+    def usable(self, result: SlotResult) -> bool:
+        """False where a trial has no outcome: it stays proposed, and runs again on resume."""
+        if isinstance(result.outcome, NoSlot):
+            next_step = "see `ray status` and the workers' logs, then go on with --resume"
+            self.request_stop(result.outcome.detail, ResourceMissing(result.outcome.detail, next_step))
+        return not isinstance(result.outcome, InterruptedGang | NoSlot)
+
     def record(self, proposed: Proposed, result: SlotResult, started_at: str) -> TrialRecord:
         """Judge an outcome against the baseline and write it down. A full disk stops the sweep, with nothing lost."""
-        assert not isinstance(result.outcome, InterruptedGang)
+        assert not isinstance(result.outcome, InterruptedGang | NoSlot)
         record = TrialRecord(
             number=proposed.number,
             trial_id=proposed.trial_id,
@@ -128,7 +141,7 @@ class SweepSession:
         """Journal first, then the listeners. A journal that cannot be written stops the sweep."""
         try:
             self._journal.put(event)
-        except ResourceMissing as error:
+        except MoetuneError as error:
             self.request_stop(error.what, error)
             if not getattr(error, "recorded", False):
                 logger.error("not recorded: %s", event.model_dump_json())
@@ -154,6 +167,11 @@ class SweepSession:
         """No new trial from here on. The first reason stays."""
         self.stop_reason = self.stop_reason or reason
         self.error = self.error or error
+
+    def fail(self, error: Exception) -> None:
+        """A fault of ours inside Tune's loop: no new trial; `broken` is raised once Tune is done."""
+        self.broken = self.broken or error
+        self.request_stop(f"{type(error).__name__}: {error}")
 
     @property
     def reference(self) -> Measured | None:
@@ -195,9 +213,8 @@ class SweepSession:
 
     def _spent(self) -> bool:
         budget = self.sweep.spec.budget
-        searched = [r for r in self.records if r.purpose != "verify"]
         hours = sum(r.wall_s for r in self.records) * self.sweep.spec.cluster.workers_per_trial / 3600
-        if len(searched) + len(self._running) >= budget.trials:
+        if len(self._searched()) + len(self._running) >= budget.trials:
             reason = f"budget: {budget.trials} trials"
         elif budget.wall_time_s is not None and time.monotonic() - self._began > budget.wall_time_s:
             reason = f"budget: {budget.wall_time_s:g} s of wall time"
@@ -207,6 +224,9 @@ class SweepSession:
             return False
         self.request_stop(reason)
         return True
+
+    def _searched(self) -> list[TrialRecord]:
+        return [record for record in self.records if record.purpose != "verify"]
 
     def _told(self, outcome: Outcome) -> tuple[Told, float | None]:
         if isinstance(outcome, Crashed) and outcome.infrastructure:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from search_spaces.candidate import Candidate
 from tracking.record import Compared, Proposed, TrialRecord
 from train_worker.outcome import Outcome
-from train_worker.rank_report import InterruptedGang, SlotResult
+from train_worker.rank_report import SlotResult
 from tuner.compare import Side, compare, order
 from tuner.objective import Objective, score
 from tuner.session import SweepSession, now
@@ -44,15 +44,17 @@ def _measure(session: SweepSession, proposed: Proposed, run: Callable[[str], str
     """Run one verification trial and record it; False where it was interrupted."""
     started_at = now()
     result = SlotResult.model_validate_json(run(session.job(proposed.trial_id, proposed.candidate).model_dump_json()))
-    if isinstance(result.outcome, InterruptedGang):
+    if not session.usable(result):
         return False
     session.record(proposed, result, started_at)
     return session.error is None
 
 
 def _repeats(session: SweepSession, candidate: Candidate) -> list[TrialRecord]:
-    mine = [r for r in session.records if r.purpose == "verify" and r.candidate.id == candidate.id]
-    return sorted(mine, key=lambda record: record.number)
+    """Verification trials of a candidate since the search ended; those of an earlier, smaller budget are history."""
+    last = max((r.number for r in session.records if r.purpose != "verify"), default=-1)
+    mine = [r for r in session.records if r.purpose == "verify" and r.number > last]
+    return sorted((r for r in mine if r.candidate.id == candidate.id), key=lambda record: record.number)
 
 
 def _times(session: SweepSession, candidate: Candidate) -> list[float]:

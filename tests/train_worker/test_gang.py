@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +13,10 @@ import pytest
 
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.shapes import ClusterShape, ModelShape, TrainingShape
-from train_worker.gang import LocalGang
+from train_worker.gang import LocalGang, place_of
 from train_worker.job import TrialJob
 from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
+from train_worker.parent import end_group
 from train_worker.progress import read_progress
 from train_worker.rank import progress_path
 
@@ -205,3 +208,31 @@ def test_nothing_is_carried_from_one_trial_to_the_next(gang: LocalGang) -> None:
     assert isinstance(second, Measured)
     assert first.losses == second.losses
     assert first.peak_memory_bytes == second.peak_memory_bytes
+
+
+def test_a_rank_told_to_die_while_it_is_being_forked_dies(gang: LocalGang) -> None:
+    """The order comes before the parent has named the process: it must not be forgotten."""
+    host = gang.hosts[0]
+    host.begin(job("early", steps=100_000), place_of(0, 0, job("early"), None, "127.0.0.1"))
+    host.kill("stop")
+    deadline = time.monotonic() + 20
+    while (report := host.poll(0.05)) is None:
+        assert time.monotonic() < deadline, "the kill was forgotten"
+    assert report.killed == "stop"
+    assert report.signal == signal.SIGKILL
+    assert not host.busy
+
+
+def test_what_a_rank_started_dies_with_it() -> None:
+    """A rank's own children (compilers, loaders) are in its process group, which ends after the rank itself."""
+    code = "import os, subprocess; os.setsid(); print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        child = int(rank.stdout.readline())
+        os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)  # it has exited and is not reaped yet
+        assert alive(child)
+        end_group(rank.pid)
+    deadline = time.monotonic() + 10
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not alive(child)

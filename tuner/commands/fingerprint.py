@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from search_spaces.errors import ResourceMissing
 from search_spaces.shapes import ClusterShape, Noun
 from train_worker.environment import fingerprint
 from train_worker.outcome import Fingerprint
@@ -16,7 +17,12 @@ class FingerprintResult(Noun):
 
 def fingerprint_of(device: Literal["cpu", "cuda"], address: str | None) -> FingerprintResult:
     """Of this machine, or of one worker of the Ray cluster at `address`. Raises ResourceMissing (exit 4)."""
-    found = fingerprint(device) if address is None else _on_a_worker(device, address)
+    try:
+        found = fingerprint(device) if address is None else _on_a_worker(device, address)
+    except (RuntimeError, AssertionError) as error:  # torch's words for a missing GPU or driver
+        raise ResourceMissing(
+            f"no fingerprint of a {device} worker: {error}", "run it where the GPUs are, or give --address"
+        ) from error
     return FingerprintResult(digest=found.digest, fingerprint=found)
 
 

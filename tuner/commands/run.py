@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from search_spaces.errors import Fault, InputError, Interrupted, NothingAcceptable
+from search_spaces.errors import Fault, InputError, Interrupted, NothingAcceptable, ResourceMissing
 from search_spaces.screen import Screening, screen
 from search_spaces.shapes import Noun
 from tracking.journal import Journal, JournalState, fold
@@ -23,6 +23,9 @@ from tuner.run_folder import RunFolder, chosen_run, next_run
 from tuner.session import SweepSession, now
 from tuner.sweep import LoadedSweep
 from tuner.verify import verify
+
+if TYPE_CHECKING:
+    from tuner.launch.slots import Slots
 
 READY_LIMIT_S = 300.0
 STOP_POLL_S = 1.0
@@ -49,13 +52,13 @@ class RunResult(Noun):
 
 def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
     """Run a sweep to its end. Raises Interrupted (130), NothingAcceptable (3), ResourceMissing (4), InputError (2)."""
+    screening = screen(sweep.space, sweep.model, sweep.spec.cluster, sweep.spec.training, sweep.spec.stack)
+    if not screening.accepted:
+        raise NothingAcceptable(_nothing_legal(screening), "see `moetune plan`, and widen space.choices")
     folder, journal = _open_journal(sweep, options)
     with ExitStack() as stack:
         stack.callback(journal.close)
         folder.stop_file.unlink(missing_ok=True)
-        screening = screen(sweep.space, sweep.model, sweep.spec.cluster, sweep.spec.training, sweep.spec.stack)
-        if not screening.accepted:
-            raise NothingAcceptable(_nothing_legal(screening), "see `moetune plan`, and widen space.choices")
         progress = stack.enter_context(Progress(sweep, console))
         view = MlflowView(resolve_uri(sweep.spec.tracking.mlflow_uri, sweep.spec.tracking.folder))
         stack.callback(view.close, VIEW_DRAIN_S)
@@ -77,7 +80,13 @@ def _open_journal(sweep: LoadedSweep, options: RunOptions) -> tuple[RunFolder, J
     if not options.resume:
         folder = next_run(home)
         journal = Journal.create(folder.journal)
-        (folder.path / "sweep.yaml").write_text(sweep.text)
+        try:
+            (folder.path / "sweep.yaml").write_text(sweep.text)
+        except OSError as error:
+            journal.close()
+            raise ResourceMissing(
+                f"cannot write in {folder.path}: {error}", "free space there, then try again"
+            ) from error
         return folder, journal
     folder = chosen_run(home, None)
     journal = Journal.open(folder.journal)
@@ -147,21 +156,19 @@ def _search_and_verify(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moetune-ray-")))
         progress.say("starting Ray")
         stack.enter_context(cluster.joined(options.address or spec.launch.address, spec.cluster))
-        board: Any = None
-        if isolation == "slot":
-            slots = Slots(spec.cluster, scratch)
+        slots = Slots(spec.cluster, scratch) if isolation == "slot" else None
+        if slots is not None:
             stack.callback(slots.stop)
-            board = slots.board
-        stack.enter_context(_stoppable(session, folder, lambda: board and board.interrupt.remote()))
-        if isolation == "slot":
+        stack.enter_context(_stoppable(session, folder, slots))
+        show()  # while the workers import, not while the first trial is measured
+        if slots is not None:
             slots.start()
             progress.say(f"starting {spec.cluster.slots} worker group(s)")
-            show()  # while the workers import, not while the first trial is measured
-            progress.say(f"workers ready after {slots.wait_ready(READY_LIMIT_S):.1f} s; searching")
-        else:
-            show()
+            waited_s = slots.wait_ready(READY_LIMIT_S, lambda: bool(session.stop_reason))
+            progress.say(f"workers ready after {waited_s:.1f} s; searching")
+        board = slots.board if slots is not None else None
         drive(session, board, scratch, isolation)
-        if session.stop_reason == INTERRUPTED or session.error:
+        if session.stop_reason == INTERRUPTED or session.error or session.broken:
             return
         progress.say(f"search over ({session.stop_reason}); measuring the finalist against the default")
         verify(session, (lambda job: run_on_slot(board, job)) if board else run_as_job, unfinished)
@@ -169,16 +176,19 @@ def _search_and_verify(
 
 
 @contextmanager
-def _stoppable(session: SweepSession, folder: RunFolder, interrupt: Callable[[], object]) -> Iterator[None]:
+def _stoppable(session: SweepSession, folder: RunFolder, slots: "Slots | None") -> Iterator[None]:
     """Ctrl-C, SIGTERM and `moetune stop` end the sweep cleanly; a second Ctrl-C ends it at once."""
     over = threading.Event()
 
     def stop() -> None:
         session.request_stop(INTERRUPTED)
-        interrupt()
+        if slots is not None:
+            slots.board.interrupt.remote()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         if session.stop_reason == INTERRUPTED:
+            if slots is not None:
+                slots.hurry = True
             raise KeyboardInterrupt
         stop()
 
@@ -200,6 +210,8 @@ def _stoppable(session: SweepSession, folder: RunFolder, interrupt: Callable[[],
 def _result(session: SweepSession, folder: RunFolder) -> RunResult:
     if session.error:
         raise session.error
+    if session.broken:
+        raise session.broken
     if session.stop_reason == INTERRUPTED:
         done = len(session.records)
         raise Interrupted(f"stopped; {done} finished trials are kept in {folder.path}", "go on with --resume")

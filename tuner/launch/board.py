@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from train_worker.gang import PEER_GRACE_S, GangState
 from train_worker.job import Order, TrialJob
 from train_worker.outcome import Crashed, Outcome, OutOfMemory
-from train_worker.rank_report import InterruptedGang, KillReason, RankReport, SlotResult
+from train_worker.rank_report import InterruptedGang, KillReason, NoSlot, RankReport, SlotResult
 
 LONG_POLL_S = 5.0
 WATCHDOG_MARGIN_S = 60.0  # beyond a trial's own limit: the slot itself is gone or stuck
@@ -29,6 +29,7 @@ class Attempt:
     number: int
     state: GangState
     result: "asyncio.Future[SlotResult]"
+    slot: str | None = None  # the only slot it may run on
     began: float = 0.0
     met: asyncio.Event = field(default_factory=asyncio.Event)
     decided: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,6 +44,7 @@ class Seats:
     incarnation: str = ""
     waiting: "dict[int, asyncio.Future[Order]]" = field(default_factory=dict)
     attempt: Attempt | None = None
+    served: int = 0  # attempts that this incarnation brought to their end
 
 
 class SlotBoard:
@@ -58,13 +60,17 @@ class SlotBoard:
 
     # --- the trial's side
 
-    async def run(self, job_json: str) -> str:
-        """Run a trial on the next free slot; returns a `SlotResult` as JSON. Retries infrastructure faults."""
+    async def run(self, job_json: str, slot: str | None = None) -> str:
+        """Run a trial on the next free slot, or on the one called `slot`; returns a `SlotResult` as JSON.
+
+        Infrastructure faults are retried; `wall_s` sums all attempts.
+        """
         job = TrialJob.model_validate_json(job_json)
+        wall_s = 0.0
         for number in range(1, RETRIES + 2):
             if self.interrupted or not self.slots:
-                return self._refused(number).model_dump_json()
-            attempt = Attempt(f"{job.trial_id}.{number}", number, GangState(job), asyncio.Future())
+                return self._refused(number, wall_s).model_dump_json()
+            attempt = Attempt(f"{job.trial_id}.{number}", number, GangState(job), asyncio.Future(), slot)
             self.attempts[attempt.id] = attempt
             self.queue.append(attempt)
             self._dispatch()
@@ -72,8 +78,9 @@ class SlotBoard:
                 result = await self._result(attempt)
             finally:
                 self._retire(attempt)
-            if not _worth_a_retry(result.outcome) or number > RETRIES:
-                return result.model_dump_json()
+            wall_s += result.wall_s
+            if not worth_a_retry(result.outcome) or number > RETRIES:
+                return result.model_copy(update={"wall_s": wall_s}).model_dump_json()
         raise AssertionError("unreachable: the last attempt returns")
 
     async def interrupt(self) -> None:
@@ -95,10 +102,9 @@ class SlotBoard:
         mailbox: asyncio.Future[Order] = asyncio.Future()
         seats.waiting[rank] = mailbox
         self._dispatch()
-        try:
-            order = await asyncio.wait_for(mailbox, LONG_POLL_S)
-        except TimeoutError:
-            order = Order(verb="wait")
+        # Not wait_for: in the turn in which both come true it drops the order and says "timed out".
+        await asyncio.wait({mailbox}, timeout=LONG_POLL_S)
+        order = mailbox.result() if mailbox.done() else Order(verb="wait")
         if seats.waiting.get(rank) is mailbox:
             del seats.waiting[rank]
         return order.model_dump_json()
@@ -133,8 +139,10 @@ class SlotBoard:
         report = RankReport.model_validate_json(report_json)
         attempt.state.add(report, time.monotonic())
         if attempt.state.complete:
-            interrupted = any(each.killed == "stop" for each in attempt.state.reports.values())
-            self._settle(attempt, InterruptedGang() if interrupted else attempt.state.outcome())
+            measured = all(each.ok for each in attempt.state.reports.values())
+            stopped = attempt.kill == "stop" and not measured  # what was measured all the same is kept
+            self._settle(attempt, InterruptedGang() if stopped else attempt.state.outcome())
+            self._count_served(attempt)
         elif not report.ok:
             self._later(PEER_GRACE_S, attempt, "peer")
 
@@ -142,8 +150,12 @@ class SlotBoard:
 
     async def slot_opens(self, slot: str, incarnation: str) -> None:
         """A new worker group serves `slot`; ranks of an older one are told to stop."""
-        self.slots[slot].incarnation = incarnation
-        self.slots[slot].waiting = {}
+        seats = self.slots[slot]
+        seats.incarnation, seats.waiting, seats.served = incarnation, {}, 0
+
+    async def served(self, slot: str) -> int:
+        """Attempts that the present worker group of `slot` brought to their end."""
+        return self.slots[slot].served if slot in self.slots else 0
 
     async def slot_lost(self, slot: str, detail: str, host_out_of_memory: bool, gone: bool) -> None:
         """The worker group of `slot` died. Its trial is retried elsewhere. `gone`: it will not be started again."""
@@ -155,7 +167,7 @@ class SlotBoard:
             del self.slots[slot]
         if not self.slots:
             for attempt in list(self.attempts.values()):
-                self._settle(attempt, _lost(f"no slot is left: {detail}", False))
+                self._settle(attempt, NoSlot(detail=f"no slot is left: {detail}"))
 
     async def stop(self) -> None:
         """Let every waiting rank go home: the worker groups end normally and release their placement groups."""
@@ -169,15 +181,18 @@ class SlotBoard:
         """Slots whose ranks all wait for work."""
         return sum(len(seats.waiting) == seats.world_size and not seats.attempt for seats in self.slots.values())
 
+    async def steady_slot(self) -> str | None:
+        """The first slot that is left: what is to be compared runs there."""
+        return next(iter(self.slots), None)
+
     # --- inside
 
     def _dispatch(self) -> None:
-        for seats in self.slots.values():
-            if not self.queue:
-                return
+        for name, seats in self.slots.items():
             ready = [mailbox for mailbox in seats.waiting.values() if not mailbox.done()]
-            if seats.attempt is None and len(ready) == seats.world_size:
-                attempt = self.queue.popleft()
+            attempt = next((each for each in self.queue if each.slot in (None, name)), None)
+            if attempt is not None and seats.attempt is None and len(ready) == seats.world_size:
+                self.queue.remove(attempt)
                 seats.attempt, attempt.began = attempt, time.monotonic()
                 for mailbox in ready:
                     mailbox.set_result(Order(verb="run", attempt_id=attempt.id, job=attempt.state.job))
@@ -195,8 +210,10 @@ class SlotBoard:
                     limit = overdue - since
                     continue
                 self._kill(attempt, "stop")
-                what = "its slot went silent" if attempt.began else f"no slot was free for {NO_SLOT_S:.0f} s"
-                self._settle(attempt, _lost(what, False))
+                if attempt.began:
+                    self._settle(attempt, _lost("its slot went silent", False))
+                else:
+                    self._settle(attempt, NoSlot(detail=f"no slot was free for {NO_SLOT_S:.0f} s"))
 
     def _later(self, seconds: float, attempt: Attempt, why: KillReason) -> None:
         async def wait_and_kill() -> None:
@@ -213,7 +230,7 @@ class SlotBoard:
             attempt.decided.set()
         attempt.met.set()
 
-    def _settle(self, attempt: Attempt, outcome: Outcome | InterruptedGang) -> None:
+    def _settle(self, attempt: Attempt, outcome: Outcome | InterruptedGang | NoSlot) -> None:
         if not attempt.result.done():
             wall_s = time.monotonic() - attempt.began if attempt.began else 0.0
             attempt.result.set_result(SlotResult(outcome=outcome, attempts=attempt.number, wall_s=wall_s))
@@ -229,9 +246,13 @@ class SlotBoard:
                 seats.attempt = None
         self._dispatch()
 
-    def _refused(self, number: int) -> SlotResult:
-        outcome = InterruptedGang() if self.interrupted else _lost("no slot is left", False)
-        return SlotResult(outcome=outcome, attempts=number, wall_s=0.0)
+    def _count_served(self, attempt: Attempt) -> None:
+        for seats in self.slots.values():
+            seats.served += seats.attempt is attempt
+
+    def _refused(self, number: int, wall_s: float) -> SlotResult:
+        outcome = InterruptedGang() if self.interrupted else NoSlot(detail="no slot is left")
+        return SlotResult(outcome=outcome, attempts=number, wall_s=wall_s)
 
 
 def _lost(detail: str, host_out_of_memory: bool) -> Outcome:
@@ -240,6 +261,6 @@ def _lost(detail: str, host_out_of_memory: bool) -> Outcome:
     return Crashed(phase="unknown", detail=detail, infrastructure=True)
 
 
-def _worth_a_retry(outcome: Outcome | InterruptedGang) -> bool:
+def worth_a_retry(outcome: Outcome | InterruptedGang | NoSlot) -> bool:
     """Infrastructure faults and deaths by signal may be chance; a Python exception comes again."""
     return isinstance(outcome, Crashed) and (outcome.infrastructure or outcome.signal is not None)

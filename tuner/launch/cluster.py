@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from search_spaces.errors import ResourceMissing
@@ -45,6 +46,8 @@ def joined(address: str | None, cluster: ClusterShape) -> Iterator[None]:
         _reach(address)
     import ray
 
+    if address is None and cluster.device == "cuda":
+        _enough_gpus_here(cluster.workers)
     reaper = Reaper() if address is None else None
     try:
         if address is None:
@@ -70,6 +73,18 @@ def _join(address: str, cluster: ClusterShape) -> None:
             "check it with `ray status --address ...`, and that its Ray and Python versions are the same as here",
         ) from error
     _enough(cluster, address)
+
+
+def _enough_gpus_here(workers: int) -> None:
+    """Ray takes any number of GPUs it is told; a trial would find out only when it runs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    here = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    here = here if visible is None else min(here, len([name for name in visible.split(",") if name.strip()]))
+    if here < workers:
+        raise ResourceMissing(
+            f"this machine has {here} visible NVIDIA GPUs, the sweep file asks for {workers} workers",
+            "run where the GPUs are, join their cluster with --address, or lower cluster.workers",
+        )
 
 
 def _start_private(**options: Any) -> None:
@@ -109,10 +124,12 @@ def _reach(address: str) -> None:
 def _enough(cluster: ClusterShape, address: str) -> None:
     import ray
 
-    kind = "GPU" if cluster.device == "cuda" else "CPU"
-    there = ray.cluster_resources().get(kind, 0)
-    if there < cluster.workers:
-        raise ResourceMissing(
-            f"the cluster at {address} has {there:g} {kind}s, the sweep file asks for {cluster.workers} workers",
-            "add nodes, or lower cluster.workers in the sweep file",
-        )
+    there = ray.cluster_resources()
+    # Each worker takes a CPU (and a GPU); Tune's trials and Train's controllers need one more between them.
+    needed = {"CPU": cluster.workers + 1, "GPU": cluster.workers if cluster.device == "cuda" else 0}
+    for kind, count in needed.items():
+        if there.get(kind, 0) < count:
+            raise ResourceMissing(
+                f"the cluster at {address} has {there.get(kind, 0):g} {kind}s; {cluster.workers} workers need {count}",
+                "add nodes, or lower cluster.workers in the sweep file",
+            )

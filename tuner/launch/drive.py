@@ -46,5 +46,8 @@ def _short_name(trial: Any) -> str:
 
 
 def run_on_slot(board: Any, job_json: str) -> str:
-    """One trial straight on a slot, without Tune (verification); a `SlotResult` as JSON."""
-    return str(ray.get(board.run.remote(job_json)))
+    """One trial without Tune (verification), always on the same slot: two slots are two machines, which may differ.
+
+    Returns a `SlotResult` as JSON.
+    """
+    return str(ray.get(board.run.remote(job_json, ray.get(board.steady_slot.remote()))))

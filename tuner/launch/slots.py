@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import ray
 import ray.train
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from search_spaces.errors import ResourceMissing
 from search_spaces.shapes import ClusterShape
@@ -19,7 +21,6 @@ from tuner.launch.board import SlotBoard
 
 logger = logging.getLogger(__name__)
 STARTS_IN_A_ROW = 3  # a group that dies this often without serving anything will not get better
-SERVED_S = 60.0  # a group that lived this long did serve; its next death counts from zero
 JOIN_LIMIT_S = 60.0
 
 
@@ -29,8 +30,12 @@ class Slots:
     def __init__(self, cluster: ClusterShape, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
         names = [f"slot-{index}" for index in range(cluster.slots)]
-        actor = ray.remote(num_cpus=0, max_concurrency=1000)(SlotBoard)
+        # On the driver's node: a board lost with another node would take every slot along. Each rank has at most
+        # three calls pending (work, kill order, report).
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor = ray.remote(num_cpus=0, max_concurrency=3 * cluster.workers + 100, scheduling_strategy=here)(SlotBoard)
         self.board: Any = actor.remote(dict.fromkeys(names, cluster.workers_per_trial))
+        self.hurry = False  # a second Ctrl-C: end now, the reaper clears up
         self.faults: list[str] = []
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._supervise, args=(n,), name=n, daemon=True) for n in names]
@@ -39,10 +44,13 @@ class Slots:
         for thread in self._threads:
             thread.start()
 
-    def wait_ready(self, limit_s: float) -> float:
-        """Seconds until the first slot was ready. Raises ResourceMissing after `limit_s` or when all slots are lost."""
+    def wait_ready(self, limit_s: float, stopped: Callable[[], bool] = lambda: False) -> float:
+        """Seconds until the first slot was ready, or until `stopped` says so.
+
+        Raises ResourceMissing after `limit_s` or when all slots are lost.
+        """
         start = time.monotonic()
-        while not ray.get(self.board.ready_slots.remote()):
+        while not ray.get(self.board.ready_slots.remote()) and not stopped():
             waited = time.monotonic() - start
             if waited > limit_s or not any(thread.is_alive() for thread in self._threads):
                 why = self.faults[-1] if self.faults else "still starting"
@@ -58,18 +66,19 @@ class Slots:
         self._stopping.set()
         ray.get(self.board.stop.remote())
         for thread in self._threads:
-            thread.join(JOIN_LIMIT_S)
+            if thread.ident is not None:
+                thread.join(0 if self.hurry else JOIN_LIMIT_S)
         ray.kill(self.board)
 
     def _supervise(self, slot: str) -> None:
         failures = 0
         while not self._stopping.is_set():
-            began, incarnation = time.monotonic(), uuid.uuid4().hex[:8]
+            incarnation = uuid.uuid4().hex[:8]
             ray.get(self.board.slot_opens.remote(slot, incarnation))
             fault = self._serve(slot, incarnation)
             if self._stopping.is_set():
                 return
-            failures = 1 if time.monotonic() - began > SERVED_S else failures + 1
+            failures = 1 if ray.get(self.board.served.remote(slot)) else failures + 1
             self.faults.append(f"{slot}: {_cause(fault)}")
             logger.warning("%s lost (%s), start %d", slot, _cause(fault), failures + 1)
             gone = failures >= STARTS_IN_A_ROW

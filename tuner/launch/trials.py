@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
@@ -18,6 +19,7 @@ from train_worker.failures import classify, is_collateral
 from train_worker.job import TrialJob
 from train_worker.outcome import Crashed, Outcome
 from train_worker.rank_report import RankReport, SlotResult, combine
+from tuner.launch.board import RETRIES, worth_a_retry
 
 START_ALLOWANCE_S = 120.0  # a cold job imports torch and Megatron in every worker first: up to 56 s seen on 2 cores
 
@@ -33,10 +35,12 @@ def job_trial(config: dict[str, Any]) -> None:
 
 
 def run_as_job(job_json: str) -> str:
-    """A TrialJob as JSON in, one Ray Train job, a SlotResult as JSON out."""
+    """A TrialJob as JSON in, one Ray Train job (two after an infrastructure fault), a SlotResult as JSON out."""
     job, began = TrialJob.model_validate_json(job_json), time.monotonic()
-    outcome = run_job(job)
-    return SlotResult(outcome=outcome, attempts=1, wall_s=time.monotonic() - began).model_dump_json()
+    attempts, outcome = 1, run_job(job)
+    while worth_a_retry(outcome) and attempts <= RETRIES:
+        attempts, outcome = attempts + 1, run_job(job)
+    return SlotResult(outcome=outcome, attempts=attempts, wall_s=time.monotonic() - began).model_dump_json()
 
 
 class Deadline(WorkerGroupCallback):
@@ -99,4 +103,7 @@ def _report_of(rank: int, error: BaseException) -> RankReport:
         return RankReport.model_validate_json(text[text.index("{") : text.rindex("}") + 1])
     if isinstance(cause, TimeoutError):
         return RankReport(rank=rank, killed="deadline", phase="unknown")
-    return RankReport(rank=rank, outcome=classify(cause, "unknown"), collateral=is_collateral(cause))
+    outcome = classify(cause, "unknown")
+    if isinstance(cause, RayError) and isinstance(outcome, Crashed):  # a lost worker or node, not the candidate
+        outcome = outcome.model_copy(update={"infrastructure": True})
+    return RankReport(rank=rank, outcome=outcome, collateral=is_collateral(cause))
