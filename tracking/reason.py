@@ -11,13 +11,14 @@ def failure_text(outcome: Outcome) -> str:
         case Rejected():
             return f"rejected by {outcome.rule}: {outcome.reason}"
         case Hung():
-            return f"no end within {outcome.time_limit_s:g} s, in {outcome.phase}\n{outcome.detail}"
+            return f"hung in {outcome.phase}, killed after {outcome.time_limit_s:g} s\n{outcome.detail}"
         case Diverged():
             return f"diverged at step {outcome.step}: {outcome.reason}"
         case Crashed():
             how = "" if outcome.exit_code is None else f" (exit code {outcome.exit_code})"
             how = how if outcome.signal is None else f" (signal {outcome.signal})"
-            return f"crashed in {outcome.phase}{how}\n{outcome.detail}"
+            what = "lost to infrastructure" if outcome.infrastructure else "crashed"
+            return f"{what} in {outcome.phase}{how}\n{outcome.detail}"
         case Measured():
             return ""
 

@@ -2,37 +2,55 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from tracking.reason import failure_line
 from tracking.record import Compared, Event, Proposed, Screened, SweepStarted, TrialRecord
-from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
+from train_worker.outcome import Measured, Outcome
 from tuner.objective import Objective, score
+from tuner.report import seconds, shortened
 from tuner.sweep import LoadedSweep
 
 REFRESH_PER_SECOND = 2  # the machine that measures may be the one that draws
 REASONS_SHOWN = 6
 RECENT_SHOWN = 6
+RUNNING_SHOWN = 6
+LINE_CHARACTERS = 160
 
 
 class Progress:
-    """Takes events (`on_event`) and notes (`say`). A context manager: the live table ends with the block."""
+    """Takes events (`on_event`) and notes (`say`). A context manager: the live table ends with the block.
 
-    def __init__(self, sweep: LoadedSweep, console: Console) -> None:
-        self.sweep, self.console = sweep, console
-        self.began = time.monotonic()
+    `view_status` says how far MLflow is behind, in words ("" while it is not); it is asked at each drawing.
+    """
+
+    def __init__(
+        self,
+        sweep: LoadedSweep,
+        console: Console,
+        view_status: Callable[[], str] = lambda: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.sweep, self.console, self.view_status, self.clock = sweep, console, view_status, clock
+        self.began = clock()
         self.default = sweep.space.default()
         self.outcomes: Counter[str] = Counter()
+        self.repeats = self.retries = 0
+        self.worker_s = 0.0
+        self.earlier_s = 0.0  # what the drivers before this one used of budget.wall_time_s
         self.screened: Screened | None = None
         self.best: tuple[float, TrialRecord] | None = None
-        self.running: Proposed | None = None
+        self.running: dict[str, tuple[Proposed, float]] = {}
         self.recent: list[str] = []
         self.status = "starting"
-        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=REFRESH_PER_SECOND)
+        self._live = Live(get_renderable=self.table, console=console, refresh_per_second=REFRESH_PER_SECOND)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -57,18 +75,24 @@ class Progress:
                 self.screened = event
                 self.say(f"{event.accepted} of {event.total} configurations can run here")
             case Proposed():
-                self.running = event
+                self.running = {**self.running, event.trial_id: (event, self.clock())}
             case TrialRecord():
                 self._finished(event)
             case Compared():
                 self.say(f"finalist against default: {event.verdict}")
 
-    def replay(self, records: list[TrialRecord]) -> None:
-        """Count what a resumed sweep had done before."""
+    def replay(self, records: Iterable[TrialRecord], in_flight: Iterable[Proposed] = ()) -> None:
+        """Count what a resumed sweep had done before; what was in flight then runs again first."""
+        records = list(records)
         for record in records:
             self._count(record)
+        searched = sum(record.wall_s for record in records if record.purpose != "verify")
+        self.earlier_s = searched / self.sweep.spec.cluster.slots  # as the session counts it
+        self.running = {proposed.trial_id: (proposed, self.clock()) for proposed in in_flight}
 
     def _finished(self, record: TrialRecord) -> None:
+        # A new dict: the thread that draws may be walking over the old one.
+        self.running = {name: each for name, each in self.running.items() if name != record.trial_id}
         self._count(record)
         text = f"trial {record.number} [{record.purpose}] {describe(record.outcome)} - {self._label(record)}"
         self.recent = [*self.recent, text][-RECENT_SHOWN:]
@@ -76,7 +100,11 @@ class Progress:
             self._line(text)
 
     def _count(self, record: TrialRecord) -> None:
-        if record.purpose != "verify":
+        self.worker_s += record.wall_s * self.sweep.spec.cluster.workers_per_trial
+        self.retries += record.attempts - 1
+        if record.purpose == "verify":
+            self.repeats += 1
+        else:
             self.outcomes[record.outcome.kind] += 1
             self._keep_best(record)
 
@@ -91,43 +119,64 @@ class Progress:
         return record.candidate.label(self.default)
 
     def _line(self, text: str) -> None:
-        self.console.print(f"[{time.monotonic() - self.began:7.1f} s] {text}", markup=False, highlight=False)
+        self.console.print(f"[{self.clock() - self.began:7.1f} s] {text}", markup=False, highlight=False)
 
-    def _table(self) -> Group:
-        budget, done = self.sweep.spec.budget, sum(self.outcomes.values())
-        spent = time.monotonic() - self.began
-        table = Table(title=f"moetune {self.sweep.spec.name}: {self.status}", title_justify="left", show_header=False)
-        table.add_row(
-            "trials", f"{done} of {budget.trials}: " + ", ".join(f"{n} {k}" for k, n in self.outcomes.items())
-        )
-        left = "" if budget.wall_time_s is None else f", {max(budget.wall_time_s - spent, 0):.0f} s of search left"
-        table.add_row("time", f"{spent:.0f} s{left}")
-        if self.running:
-            table.add_row("running", f"{self.running.trial_id} [{self.running.purpose}]")
+    def table(self) -> Table:
+        """The live table as it stands. All text is shown as it is, never as markup."""
+        title = Text(f"moetune {self.sweep.spec.name}: {self.status}")
+        table = Table(title=title, title_justify="left", show_header=False)
+        for name, text in self._rows():
+            table.add_row(name, Text(text))
+        return table
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield "trials", self._trials()
+        yield from self._used()
+        yield from self._running()
         if self.best:
             value, record = self.best
-            table.add_row("best", f"{self.sweep.spec.objective.metric} {value:.4g}: {self._label(record)}")
-        for count in self.screened.rejected[:REASONS_SHOWN] if self.screened else ():
-            table.add_row("rejected", f"{count.count} by {count.rule}: {count.reason}")
+            yield "best", f"{self.sweep.spec.objective.metric} {value:.4g}: {self._label(record)}"
+        if behind := self.view_status():
+            yield "MLflow", shortened(behind, LINE_CHARACTERS)
+        rejected = self.screened.rejected if self.screened else ()
+        for count in rejected[:REASONS_SHOWN]:
+            yield "rejected", shortened(f"{count.count:,} by {count.rule}: {count.reason}", LINE_CHARACTERS)
+        if len(rejected) > REASONS_SHOWN:
+            rest = sum(count.count for count in rejected[REASONS_SHOWN:])
+            yield "", f"{rest:,} by {len(rejected) - REASONS_SHOWN} more rules; see `moetune plan`"
         for text in self.recent:
-            table.add_row("", text)
-        return Group(table)
+            yield "", text
+
+    def _trials(self) -> str:
+        done, budget = sum(self.outcomes.values()), self.sweep.spec.budget.trials
+        parts = [f"{count} {kind.replace('_', ' ')}" for kind, count in self.outcomes.items()]
+        parts += [f"{self.repeats} repeated to verify"] if self.repeats else []
+        parts += [f"{self.retries} retries"] if self.retries else []
+        return f"{done} of {budget}" + (f": {', '.join(parts)}" if parts else "")
+
+    def _used(self) -> Iterator[tuple[str, str]]:
+        """Of each limit of the budget but trials: what is used and what is left."""
+        budget, here_s = self.sweep.spec.budget, self.clock() - self.began
+        left_s = None if budget.wall_time_s is None else max(budget.wall_time_s - here_s - self.earlier_s, 0.0)
+        left = "" if left_s is None else f", {seconds(left_s)} of search left"
+        earlier = f" after {seconds(self.earlier_s)} before the resume" if self.earlier_s else ""
+        yield "time", f"{seconds(here_s)}{earlier}{left}"
+        hours = self.worker_s / 3600
+        left = "" if budget.worker_hours is None else f", {max(budget.worker_hours - hours, 0):.3g} left"
+        yield "worker-hours", f"{hours:.3g}{left}"
+
+    def _running(self) -> Iterator[tuple[str, str]]:
+        running = list(self.running.values())
+        for proposed, since in running[:RUNNING_SHOWN]:
+            label = proposed.candidate.label(self.default)
+            yield "running", f"{proposed.number} [{proposed.purpose}] {seconds(self.clock() - since)} - {label}"
+        if len(running) > RUNNING_SHOWN:
+            yield "", f"and {len(running) - RUNNING_SHOWN} more"
 
 
 def describe(outcome: Outcome) -> str:
-    """An outcome in a few words, with the number that matters."""
-    match outcome:
-        case Measured():
-            step_time_s = score(outcome, Objective()) or 0.0
-            return f"{step_time_s * 1e3:.1f} ms a step, {outcome.peak_memory_bytes / 2**20:.1f} MiB"
-        case OutOfMemory():
-            return f"out of {outcome.where} memory in {outcome.phase}"
-        case Rejected():
-            return f"rejected by {outcome.rule}: {outcome.reason}"
-        case Hung():
-            return f"hung in {outcome.phase}, killed after {outcome.time_limit_s:g} s"
-        case Diverged():
-            return f"diverged at step {outcome.step}: {outcome.reason}"
-        case Crashed():
-            kind = "lost to infrastructure" if outcome.infrastructure else "crashed"
-            return f"{kind} in {outcome.phase}: {(outcome.detail.strip().splitlines() or [''])[-1][:120]}"
+    """An outcome in one line, with the number that matters."""
+    if isinstance(outcome, Measured):
+        step_time_s = score(outcome, Objective()) or 0.0
+        return f"{step_time_s * 1e3:.1f} ms a step, {outcome.peak_memory_bytes / 2**20:.1f} MiB"
+    return shortened(failure_line(outcome), LINE_CHARACTERS)

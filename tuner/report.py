@@ -1,11 +1,14 @@
 """The leaderboard on a terminal: the verdict first, in words; then the ranking, the failures, the costs."""
 
+import re
+from collections.abc import Sequence
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tuner.leaderboard import Costs, Leaderboard, Row
+from tuner.leaderboard import Costs, Failure, Leaderboard, Row
 
 MOST_ROWS = 20
 MOST_FAILURES = 15
@@ -115,17 +118,30 @@ def _ranking(board: Leaderboard) -> Table:
 
 
 def _failures(board: Leaderboard) -> Table:
+    """One line a reason: forty trials out of memory are one fact, not forty."""
     table = Table(title="Failed trials", title_justify="left", box=SIMPLE_HEAD, padding=TIGHT)
-    table.add_column("trial", justify="right")
+    table.add_column("trials", justify="right")
     table.add_column("kind", no_wrap=True)
     table.add_column("configuration", overflow="fold")
     table.add_column("reason", overflow="fold")
-    for failure in board.failures[:MOST_FAILURES]:
-        kind = failure.kind.replace("_", " ")
-        table.add_row(str(failure.number), kind, Text(failure.label), Text(shortened(failure.reason)))
-    if len(board.failures) > MOST_FAILURES:
-        table.caption = f"{len(board.failures) - MOST_FAILURES} more in --json and in the HTML report"
+    groups = alike(board.failures)
+    for group in groups[:MOST_FAILURES]:
+        first, others = group[0], len(group) - 1
+        label = f"{first.label} (trial {first.number}) and {others} more" if others else first.label
+        number = f"{len(group)} x" if others else str(first.number)
+        table.add_row(number, first.kind.replace("_", " "), Text(label), Text(shortened(first.reason)))
+    if len(groups) > MOST_FAILURES:
+        left_out = sum(len(group) for group in groups[MOST_FAILURES:])
+        table.caption = f"{left_out} more in --json and in the HTML report"
     return table
+
+
+def alike(failures: Sequence[Failure]) -> list[list[Failure]]:
+    """Failures of one kind whose reasons differ in numbers only (sizes, steps, processes), the largest group first."""
+    groups: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault((failure.kind, re.sub(r"\d+(\.\d+)?", "0", failure.reason)), []).append(failure)
+    return sorted(groups.values(), key=lambda group: -len(group))
 
 
 def shortened(text: str, limit: int = 200) -> str:

@@ -1,16 +1,17 @@
 import io
 import math
 import re
+from typing import Literal
 
 import pytest
 from rich.console import Console
 
 from tests.tracking.sample import candidate, compared, finished, head, measured, screened, sweep, trials
-from tracking.record import Compared, Event
+from tracking.record import Compared, Event, TrialRecord
 from train_worker.outcome import Crashed, Diverged, OutOfMemory
 from tuner.leaderboard import Leaderboard, leaderboard
 from tuner.objective import Objective
-from tuner.report import cost_lines, milliseconds, place, render, seconds
+from tuner.report import alike, cost_lines, milliseconds, place, render, seconds
 
 FAST = candidate(moe_token_dispatcher_type="alltoall")
 DEFAULT = candidate()
@@ -142,6 +143,27 @@ def test_the_terminal_report_begins_with_the_verdict_and_shows_text_as_it_is() -
     assert "fp8-needs-sm89" in text
     assert "Per trial outside training" in text
     assert "[bold] KeyError: 'x'" in text
+
+
+def test_failures_with_one_reason_are_one_line_with_a_count() -> None:
+    def oom(number: int, where: Literal["device", "host"] = "device") -> TrialRecord:
+        detail = f"CUDA out of memory. Tried to allocate {number}.50 GiB."
+        return finished(number, candidate(n=number), OutOfMemory(where=where, phase="warmup", detail=detail))
+
+    board = leaderboard([*sweep(), *(oom(number) for number in range(20, 50)), oom(50, "host")])
+    groups = alike(board.failures)
+    assert [len(group) for group in groups] == [30, *[1] * 5]
+    assert sorted(failure.number for group in groups for failure in group) == [f.number for f in board.failures]
+    text = printed(board)
+    assert re.search(r"30 x +out of memory +n=20 \(trial 20\) and 29 more +out of device memory in warmup: CUDA", text)
+    assert re.search(r"^ *50 +out of memory +n=50 +out of host memory", text, re.MULTILINE)
+    assert "more in --json" not in text
+
+
+def test_reasons_beyond_the_most_shown_are_counted() -> None:
+    odd = [finished(20 + n, candidate(n=n), Crashed(phase="build", detail="x" * (n + 1))) for n in range(20)]
+    text = printed(leaderboard([head(), *odd, *(each.model_copy(update={"number": 60}) for each in odd[:1])]))
+    assert "5 more in --json and in the HTML report" in text
 
 
 def test_a_long_board_shows_the_top_the_default_and_the_winner() -> None:
