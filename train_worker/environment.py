@@ -1,6 +1,7 @@
 """The stack and hardware as seen on this worker. No host name, no user name."""
 
 import importlib.metadata
+import importlib.util
 import platform
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,15 @@ def fingerprint(device: Literal["cpu", "cuda"]) -> Fingerprint:
         driver=gpu.get("driver"),
         compute_capability=gpu.get("compute_capability"),
     )
+
+
+def require_transformer_engine() -> None:
+    """Raises ImportError where Transformer Engine is missing: Megatron's local layers would be other kernels.
+
+    Raised while a trial is built it becomes `Rejected` with rule "stack-refuses" (`train_worker.failures`).
+    """
+    if importlib.util.find_spec("transformer_engine") is None:
+        raise ImportError("transformer-engine is not installed on this worker: trials on cuda are built from it")
 
 
 def _version(distribution: str) -> str | None:

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from train_worker.host_memory import host_memory, limit_share
 from train_worker.job import RankPlace, TrialJob
 from train_worker.parent import STACKS_SIGNAL, ForkRequest
 from train_worker.progress import read_progress
@@ -41,6 +42,7 @@ class RankHost:
 
     def __init__(self, device: Literal["cpu", "cuda"], folder: Path) -> None:
         self.device, self.folder = device, folder
+        self._memory_limit = limit_share()
         self._parent: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._buffer = b""
@@ -53,6 +55,7 @@ class RankHost:
         self._pid: int | None = None
         self._killed: KillReason | None = None
         self._killed_at = 0.0
+        self._note = ""
         self._begun = 0.0
         self._oom_file: Path | None = None
         self._oom_kills = 0
@@ -148,9 +151,20 @@ class RankHost:
         if self._killed_at and time.monotonic() - self._killed_at > UNKILLABLE_S:
             raise UnkillableRank(f"rank process {self._pid} did not end in {UNKILLABLE_S:.0f} s after SIGKILL")
         ended = self._ended(wait_s)
-        if ended is None and time.monotonic() - self._begun > self._job.time_limit_s and self._killed is None:
-            self.kill("deadline")
+        if ended is None and self._killed is None:
+            self._enforce_limits(self._job)
         return None if ended is None else self._report(ended)
+
+    def _enforce_limits(self, job: TrialJob) -> None:
+        """The trial's time, and the machine's memory: past either the rank goes, alone."""
+        memory = host_memory()
+        if memory.share > self._memory_limit:
+            used, total = memory.used_bytes / 2**30, memory.total_bytes / 2**30
+            limit = f"{self._memory_limit:.0%}, just under the threshold of Ray's memory monitor"
+            self._note = f"{used:.1f} of {total:.1f} GiB in use on this machine, over {limit}"
+            self.kill("memory")
+        elif time.monotonic() - self._begun > job.time_limit_s:
+            self.kill("deadline")
 
     def kill(self, why: KillReason) -> None:
         """Kill the rank's whole process group; a rank still being forked is killed as soon as it has a number.
@@ -229,6 +243,7 @@ class RankHost:
             "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
             "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
             "killed": self._killed,
+            "note": self._note,
             "host_oom_kills": count_oom_kills(self._oom_file) - self._oom_kills,
             "wall_s": wall_s,
         }

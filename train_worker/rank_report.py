@@ -10,7 +10,7 @@ from search_spaces.shapes import Noun
 from train_worker.failures import out_of_memory_in
 from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
 
-KillReason = Literal["deadline", "peer", "stop"]
+KillReason = Literal["deadline", "memory", "peer", "stop"]
 SIGKILL = 9
 
 
@@ -26,6 +26,7 @@ class RankReport(Noun):
     host_oom_kills: int = 0  # kernel OOM kills counted in the rank's memory cgroup while it ran
     phase: str = "fork"
     step: int = -1
+    note: str = ""  # the launcher's word on why it killed the rank
     stacks: str = ""
     log_tail: str = ""
     wall_s: float = 0.0  # from the fork request to the exit, seen by the launcher
@@ -62,6 +63,8 @@ def explain(report: RankReport, time_limit_s: float) -> Outcome:
         return report.outcome
     if report.killed == "deadline":
         return Hung(phase=report.phase, time_limit_s=time_limit_s, detail=report.stacks or report.log_tail)
+    if report.killed == "memory":
+        return OutOfMemory(where="host", phase=report.phase, detail=report.note)
     if report.signal == SIGKILL and report.host_oom_kills:
         return OutOfMemory(where="host", phase=report.phase, detail="killed by the kernel's OOM killer")
     if where := out_of_memory_in(report.log_tail):  # C++ aborts on a failed allocation, with a last word in the log

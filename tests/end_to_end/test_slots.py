@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from ray.util import placement_group_table
 from search_spaces.shapes import ClusterShape
 from tests.end_to_end.sweeps import descendants, gone
 from tests.train_worker.test_gang import job
-from train_worker.outcome import Measured
+from train_worker.host_memory import RAY_SETTING, host_memory
+from train_worker.outcome import Measured, OutOfMemory
 from train_worker.rank_report import InterruptedGang, SlotResult
 from tuner.launch import cluster as joining
 from tuner.launch.slots import Slots
@@ -97,17 +99,42 @@ def test_a_slot_serves_loses_a_worker_loses_a_node_and_goes_on(nodes: Cluster, s
     # A node dies: the slot waits for another one, and the trial is retried there.
     running = _Background(slots, "node-lost")
     nodes.remove_node(nodes.list_all_nodes[-1], allow_graceful=False)
-    nodes.add_node(num_cpus=1)
+    with _ray_memory_monitor(room_bytes=3 * 2**30):
+        nodes.add_node(num_cpus=1)
     result = running.result()
     assert isinstance(result.outcome, Measured)
     assert result.attempts == 2
     assert not gone(_ranks(), 10)
+
+    # Ray's memory monitor on that node kills its workers for the memory of a rank it does not know: out of memory.
+    result = _run(slots, job("monitored", sequences=8192, micro_batch_size=4096))
+    assert isinstance(result.outcome, OutOfMemory), result
+    assert result.outcome.where == "host"
+    assert result.attempts == 1
+    assert isinstance(_run(slots, job("after-monitor")).outcome, Measured)
 
     # Interrupted: the running trial ends at once, and has no outcome.
     running = _Background(slots, "interrupted", steps=100_000)
     ray.get(slots.board.interrupt.remote())
     assert isinstance(running.result().outcome, InterruptedGang)
     assert not gone(_ranks(), 10)
+
+
+@contextmanager
+def _ray_memory_monitor(room_bytes: int) -> Iterator[None]:
+    """Nodes started within watch memory, and act once `room_bytes` more are in use on this machine than now."""
+    memory = host_memory()
+    settings = {
+        RAY_SETTING: f"{memory.share + room_bytes / memory.total_bytes:.4f}",
+        "RAY_memory_monitor_refresh_ms": "100",
+    }
+    before = {name: os.environ.pop(name, None) for name in settings}
+    os.environ.update(settings)
+    yield
+    for name, value in before.items():
+        os.environ.pop(name)
+        if value is not None:
+            os.environ[name] = value
 
 
 class _Background:

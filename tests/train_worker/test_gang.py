@@ -14,6 +14,7 @@ import pytest
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.shapes import ClusterShape, ModelShape, TrainingShape
 from train_worker.gang import LocalGang, place_of
+from train_worker.host_memory import host_memory
 from train_worker.job import TrialJob
 from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
 from train_worker.parent import end_group
@@ -148,6 +149,18 @@ def test_a_rank_past_its_memory_is_out_of_memory_alone(gang: LocalGang) -> None:
     assert isinstance(outcome, OutOfMemory)
     assert outcome.where == "host"
     assert isinstance(gang.run(job("after-oom")), Measured)
+
+
+def test_a_rank_goes_before_the_machines_memory_does(gang: LocalGang, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real memory, with the limit set 1.2 GiB above what is in use now: Ray's monitor would kill everybody."""
+    for host in gang.hosts:
+        monkeypatch.setattr(host, "_memory_limit", host_memory().share + (1.2 * 2**30) / host_memory().total_bytes)
+    outcome = gang.run(job("hungry", sequences=8192, micro_batch_size=4096))
+    assert isinstance(outcome, OutOfMemory)
+    assert outcome.where == "host"
+    assert "GiB in use on this machine" in outcome.detail
+    monkeypatch.undo()
+    assert isinstance(gang.run(job("after-hunger")), Measured)
 
 
 @pytest.mark.skipif(

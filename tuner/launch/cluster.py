@@ -22,6 +22,8 @@ SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # 2 s by default: that is added to the end of every group
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
     "RAY_worker_maximum_startup_concurrency": "16",  # by default one a core, and a warning for each further one
+    # Off in a private cluster: it would kill the board for a rank's memory (see train_worker.host_memory).
+    "RAY_memory_monitor_refresh_ms": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",

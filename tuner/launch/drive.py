@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import ray
 from ray import tune
+from ray.exceptions import RayError
 from ray.tune import FailureConfig, RunConfig, TuneConfig
 
-from tuner.launch.trials import job_trial, slot_trial
+from tuner.launch.trials import job_trial, no_board, slot_trial
 from tuner.search import Session, TuneSearcher
 
 TRIAL_CPUS = 0.1  # a Tune trial only waits; the workers belong to the slots
@@ -50,4 +51,7 @@ def run_on_slot(board: Any, job_json: str) -> str:
 
     Returns a `SlotResult` as JSON.
     """
-    return str(ray.get(board.run.remote(job_json, ray.get(board.steady_slot.remote()))))
+    try:
+        return str(ray.get(board.run.remote(job_json, ray.get(board.steady_slot.remote()))))
+    except RayError as error:
+        return no_board(error)

@@ -5,11 +5,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.train
+from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -64,13 +66,20 @@ class Slots:
     def stop(self) -> None:
         """End the groups normally, so that their placement groups are released."""
         self._stopping.set()
-        ray.get(self.board.stop.remote())
+        with suppress(RayError):  # a board that is gone has nobody to send home
+            ray.get(self.board.stop.remote())
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(0 if self.hurry else JOIN_LIMIT_S)
         ray.kill(self.board)
 
     def _supervise(self, slot: str) -> None:
+        try:
+            self._keep_serving(slot)
+        except RayError as error:  # the board itself is gone: its trials are told by `no_board`
+            self.faults.append(f"{slot}: the board was lost: {_cause(error)}")
+
+    def _keep_serving(self, slot: str) -> None:
         failures = 0
         while not self._stopping.is_set():
             incarnation = uuid.uuid4().hex[:8]

@@ -18,15 +18,25 @@ from train_worker.entry import TrialFailed, run_one
 from train_worker.failures import classify, is_collateral
 from train_worker.job import TrialJob
 from train_worker.outcome import Crashed, Outcome
-from train_worker.rank_report import RankReport, SlotResult, combine
+from train_worker.rank_report import NoSlot, RankReport, SlotResult, combine
 from tuner.launch.board import RETRIES, worth_a_retry
 
 START_ALLOWANCE_S = 120.0  # a cold job imports torch and Megatron in every worker first: up to 56 s seen on 2 cores
 
 
 def slot_trial(config: dict[str, Any], board: Any) -> None:
-    """Hand the job to a free slot, wait for the outcome, report it."""
-    tune.report({"result": ray.get(board.run.remote(config["job"]))})
+    """Hand the job to a free slot, wait for the outcome, report it. A lost board is said, not raised."""
+    try:
+        result = ray.get(board.run.remote(config["job"]))
+    except RayError as error:
+        result = no_board(error)
+    tune.report({"result": result})
+
+
+def no_board(error: RayError) -> str:
+    """What a trial gets where the board is gone, as a `SlotResult` in JSON: no outcome, it runs again on resume."""
+    detail = f"the board that hands out trials was lost: {str(error).strip().splitlines()[0]}"
+    return SlotResult(outcome=NoSlot(detail=detail), attempts=1, wall_s=0.0).model_dump_json()
 
 
 def job_trial(config: dict[str, Any]) -> None:

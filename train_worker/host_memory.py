@@ -1,0 +1,62 @@
+"""How full this machine's memory is, as Ray's memory monitor sees it, and when a rank must go before Ray acts.
+
+Ray knows nothing of forked ranks. When a node passes its threshold (95%), Ray 2.60 kills every Ray worker there,
+the board and Train's controllers included (seen: 8 of 8), which ends the sweep. So the rank is killed first, alone.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+RAY_SETTING = "RAY_memory_usage_threshold"  # Ray's own spelling
+RAY_THRESHOLD = 0.95
+AHEAD_OF_RAY = 0.02  # share of the memory; a rank is looked at 20 times a second
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes in use and bytes there are: of the machine, or of the container where that is smaller."""
+
+    used_bytes: int
+    total_bytes: int
+
+    @property
+    def share(self) -> float:
+        return self.used_bytes / self.total_bytes
+
+
+def limit_share() -> float:
+    """The share of memory at which a rank is killed: a little under the threshold that Ray is set to."""
+    return float(os.environ.get(RAY_SETTING, RAY_THRESHOLD)) - AHEAD_OF_RAY
+
+
+def host_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> HostMemory:
+    """Read now. A container's own limit counts where it is below the machine's memory (cgroup v2, then v1)."""
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in proc.read_text().splitlines() if "kB" in line}
+    total, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
+    for limit_file, used_file, stat_key in (
+        (cgroup / "memory.max", cgroup / "memory.current", "inactive_file"),
+        (cgroup / "memory/memory.limit_in_bytes", cgroup / "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit = _number(limit_file)
+        if limit is not None and limit < total:
+            cached = _stat(limit_file.parent / "memory.stat", stat_key)
+            return HostMemory((_number(used_file) or 0) - cached, limit)
+    return HostMemory(total - free, total)
+
+
+def _number(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _stat(file: Path, key: str) -> int:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == key), 0)
