@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from search_spaces.errors import InputError
 from search_spaces.presets import GPUS, load_model, model_names
 from search_spaces.screen import screen
-from tuner.commands.init import write_sweep
+from tuner.commands.init import InitResult, write_sweep
 from tuner.sweep import LoadedSweep, load_sweep
 
 
 def written(folder: Path, model: str, gpu: str, gpus: int) -> LoadedSweep:
     file = folder / f"{model}-{gpu}-{gpus}.yaml"
     file.unlink(missing_ok=True)
-    text = write_sweep(model, gpu, gpus, file)
-    assert file.read_text() == text
+    made = write_sweep(model, gpu, gpus, file)
+    assert made == InitResult(path=str(file), text=file.read_text())
     return load_sweep(file)
 
 
@@ -50,7 +50,10 @@ def test_the_space_can_be_planned(tmp_path: Path, model: str, gpu: str, gpus: in
 
 
 def test_without_a_file_the_text_is_returned() -> None:
-    assert "preset: tiny-moe" in write_sweep("tiny-moe", "cpu", 2, None)
+    made = write_sweep("tiny-moe", "cpu", 2, None)
+    assert made.path is None
+    assert "preset: tiny-moe" in made.text
+    assert str(made) == made.text
 
 
 def test_everything_unknown_is_listed_at_once() -> None:

@@ -12,7 +12,7 @@ from tests.tracking.runs import prepare, read_runs
 from tests.tracking.sample import candidate, finished, head, measured, sweep
 from tracking.journal import JOURNAL_NAME, Journal
 from tracking.record import Event
-from tuner.commands.report import Report, objective_of, report
+from tuner.commands.report import Report, experiment_of, objective_of, report
 
 
 def run_folder(tmp_path: Path, events: list[Event]) -> Path:
@@ -75,6 +75,20 @@ def test_the_objective_is_the_one_of_the_sweep_file(tmp_path: Path) -> None:
     events += [finished(0, candidate(), measured(0.1), "baseline"), small]
     found, _ = made(run_folder(tmp_path, events), None, "http://127.0.0.1:9")
     assert found.leaderboard.rows[0].label == "x=1"
+
+
+def test_mlflow_is_filled_in_the_experiment_of_the_sweep_file(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    assert experiment_of("name: x\n") == experiment_of("tracking: {experiment: [1]}") == "moetune"
+    text = "name: laptop\ntracking:\n  experiment: team/moe\n"
+    events: list[Event] = [head().model_copy(update={"sweep_text": text})]
+    events += [finished(0, candidate(), measured(0.1), "baseline")]
+    folder, uri = run_folder(tmp_path, events), prepare(tmp_path / "runs")
+    assert made(folder)[0].mlflow.written == 2
+    (found,) = (each for each in MlflowClient(tracking_uri=uri).search_experiments() if each.name != "Default")
+    assert found.name == "team/moe"
+    assert len(read_runs(uri)) == 2
 
 
 def test_a_missing_and_an_empty_journal_are_faults_of_the_input(tmp_path: Path) -> None:

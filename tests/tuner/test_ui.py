@@ -1,5 +1,6 @@
 """`moetune ui` becomes a real MLflow server, on loopback, that shows what a sweep wrote."""
 
+import json
 import os
 import re
 import signal
@@ -16,10 +17,14 @@ from search_spaces.errors import InputError, ResourceMissing
 from tests.tracking.runs import prepare
 from tests.tracking.sample import sweep
 from tracking.mlflow_view import sync
-from tuner.commands.ui import choose_port, server_command, ui
+from tuner.commands.ui import Dashboard, choose_port, server_command, ui
 
 ROOT = Path(__file__).parents[2]
-RUN_UI = "import sys; from tuner.commands.ui import ui; ui(sys.argv[1])"
+RUN_UI = """
+import sys
+from tuner.commands.ui import ui
+ui(sys.argv[1], announce=lambda found: print(found.model_dump_json(), flush=True))
+"""
 
 
 def test_a_password_is_not_among_the_arguments() -> None:
@@ -29,7 +34,7 @@ def test_a_password_is_not_among_the_arguments() -> None:
 
 
 def test_a_server_is_its_own_dashboard(capsys: pytest.CaptureFixture[str]) -> None:
-    ui("http://me:hunter2@tracking:5000")
+    assert ui("http://me:hunter2@tracking:5000") == Dashboard(url="http://***@tracking:5000", pid=None)
     assert capsys.readouterr().err == "The tracking server is its own dashboard: http://***@tracking:5000\n"
 
 
@@ -62,15 +67,17 @@ def test_the_dashboard_answers_and_shows_an_error_text(tmp_path: Path) -> None:
             cwd=tmp_path,
             env=environment,
             stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
         try:
             assert process.stderr is not None
+            assert process.stdout is not None
             said = process.stderr.readline()
             assert "(port 5000 is in use)" in said
             address = re.findall(r"http://127\.0\.0\.1:\d+", said)[0]
+            assert json.loads(process.stdout.readline()) == {"url": address, "pid": process.pid}
             assert fetch(process, f"{address}/health") == "OK"
             run_id = failed_run(uri)
             assert "boom" in fetch(process, f"{address}/get-artifact?path=error.txt&run_uuid={run_id}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from search_spaces.errors import Fault, InputError
 from search_spaces.presets import GPUS, load_gpu, load_model, model_names
-from search_spaces.shapes import ModelShape
+from search_spaces.shapes import ModelShape, Noun
 from search_spaces.space import nearest
 
 CPU = "CPU"
@@ -75,14 +75,24 @@ _GPU_LINES = """\
 """
 
 
-def write_sweep(model: str, gpu: str, gpus: int, out: Path | None) -> str:
+class InitResult(Noun):
+    """What `moetune init --json` prints. `path`: where the text was written, None for nowhere."""
+
+    path: str | None
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def write_sweep(model: str, gpu: str, gpus: int, out: Path | None) -> InitResult:
     """The text of a sweep file, also written to `out`; `gpu` "cpu" gives one for CPU ranks.
 
     Raises InputError for an unknown model or GPU (listing the known), a bad count, or a file that is there already.
     """
     text = _text(model, gpu, gpus)
     if out is None:
-        return text
+        return InitResult(path=None, text=text)
     try:
         with out.open("x", encoding="utf-8") as stream:
             stream.write(text)
@@ -91,7 +101,7 @@ def write_sweep(model: str, gpu: str, gpus: int, out: Path | None) -> str:
     except OSError as error:
         reason = (error.strerror or "cannot be written").lower()
         raise InputError([Fault(f"cannot write it: {reason}", str(out))], "name another file") from error
-    return text
+    return InitResult(path=str(out), text=text)
 
 
 def _text(model: str, gpu: str, gpus: int) -> str:

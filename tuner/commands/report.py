@@ -8,6 +8,7 @@ from rich.text import Text
 from search_spaces.shapes import Noun
 from tracking.journal import JOURNAL_NAME, fold, read_events
 from tracking.lock import holder
+from tracking.mlflow_payload import EXPERIMENT
 from tracking.mlflow_view import SyncResult, sync
 from tracking.uri import masked, resolve_uri
 from tuner.leaderboard import Leaderboard, leaderboard
@@ -34,7 +35,8 @@ def report(run_folder: Path, out_dir: Path | None, mlflow_uri: str | None, conso
     """
     journal = run_folder / JOURNAL_NAME
     events = read_events(journal)
-    objective = objective_of(fold(events).head.sweep_text)
+    head = fold(events).head
+    objective = objective_of(head.sweep_text)
     board = leaderboard(events, objective)
     render(board, console)
     html = None
@@ -45,7 +47,7 @@ def report(run_folder: Path, out_dir: Path | None, mlflow_uri: str | None, conso
         console.print(Text(f"HTML report: {html}"))
     running = holder(journal) is not None
     uri = resolve_uri(mlflow_uri, run_folder.parent.parent)
-    found = sync(events, uri, ended=not running)
+    found = sync(events, uri, ended=not running, experiment=experiment_of(head.sweep_text))
     _say(found, uri, console)
     return Report(
         leaderboard=board,
@@ -59,10 +61,21 @@ def report(run_folder: Path, out_dir: Path | None, mlflow_uri: str | None, conso
 
 def objective_of(sweep_text: str) -> Objective:
     """The objective a sweep file names; the default one where it names none."""
-    data = parse(sweep_text, "sweep.yaml").data
-    section = data.get("objective") if isinstance(data, dict) else None
-    metric = section.get("metric") if isinstance(section, dict) else None
+    metric = _written(sweep_text, "objective", "metric")
     return next((Objective(metric=name, direction=BETTER[name]) for name in BETTER if name == metric), Objective())
+
+
+def experiment_of(sweep_text: str) -> str:
+    """MLflow's experiment that a sweep file names; the default one where it names none."""
+    name = _written(sweep_text, "tracking", "experiment")
+    return name if isinstance(name, str) else EXPERIMENT
+
+
+def _written(sweep_text: str, section: str, key: str) -> object:
+    """What the sweep file of a run says; None where it is silent. Unchecked: a version ago it may have been valid."""
+    data = parse(sweep_text, "sweep.yaml").data
+    found = data.get(section) if isinstance(data, dict) else None
+    return found.get(key) if isinstance(found, dict) else None
 
 
 def _say(found: SyncResult, uri: str, console: Console) -> None:

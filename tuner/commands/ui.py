@@ -3,30 +3,48 @@
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+from pydantic import Field
 
 from search_spaces.errors import Fault, InputError, ResourceMissing
+from search_spaces.shapes import Noun
 from tracking.uri import is_server, masked, sqlite_path
 
 HOST = "127.0.0.1"  # MLflow has no password of its own: nobody else's machine may reach it
 DEFAULT_PORT = 5000
 
 
-def ui(store_uri: str, port: int = DEFAULT_PORT) -> None:
+class Dashboard(Noun):
+    """What `moetune ui --json` prints, before the server is up. `pid` None: the tracking server, not ours to stop."""
+
+    url: str = Field(description="passwords masked")
+    pid: int | None
+
+
+def ui(store_uri: str, port: int = DEFAULT_PORT, announce: Callable[[Dashboard], None] | None = None) -> Dashboard:
     """Become the dashboard's process (exec): returns only where the store is a server, which has its own dashboard.
 
-    A free port is taken, and named, where the default one is in use; ResourceMissing where `port` was asked for.
+    `announce` is told first, for there is no afterwards. A free port is taken, and named, where the default one is in
+    use; ResourceMissing where `port` was asked for.
     """
     if is_server(store_uri):
         print(f"The tracking server is its own dashboard: {masked(store_uri)}", file=sys.stderr)
-        return
+        return Dashboard(url=masked(store_uri), pid=None)
     database = sqlite_path(store_uri)
     if database is not None and not database.exists():
         raise InputError([Fault("no MLflow database here", str(database))], "run a sweep, or `moetune report`, first")
     found = choose_port(port)
     why = "" if found == port else f" (port {port} is in use)"
     print(f"Dashboard: http://{HOST}:{found}{why}; stop it with Ctrl-C", file=sys.stderr, flush=True)
-    command, settings = server_command(store_uri, found)
+    if announce is not None:
+        announce(Dashboard(url=f"http://{HOST}:{found}", pid=os.getpid()))  # exec keeps the process id
+    _become(*server_command(store_uri, found))
+
+
+def _become(command: list[str], settings: dict[str, str]) -> NoReturn:
     os.execve(command[0], command, {**os.environ, **settings})
 
 
