@@ -130,3 +130,5 @@ MOE_CORE = SearchSpace(
     ),
 )
 NAMED_SPACES = {space.name: space for space in (LAPTOP, MOE_CORE)}
+# Environment variables that some space searches over: a worker must not have them unless its candidate says so.
+ENVIRONMENT_KNOBS = frozenset(knob.name for space in NAMED_SPACES.values() for knob in space.knobs if knob.is_env)

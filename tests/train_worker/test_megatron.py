@@ -1,5 +1,7 @@
 """The worker on real Megatron-Core, through `trial.run`: two gloo ranks against one process, in fp32 with SGD."""
 
+import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,9 @@ import pytest
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.shapes import ClusterShape, ModelShape, TrainingShape
 from tests.train_worker.gang_script import Case, run_gang
+from train_worker.failures import classify
 from train_worker.job import TrialJob
+from train_worker.outcome import Rejected
 
 MODEL = ModelShape(
     name="test",
@@ -75,13 +79,27 @@ SELECTIVE: dict[str, KnobValue] = {
 }
 
 
-def case(world: int, training: TrainingShape = SGD, model: ModelShape = MODEL, /, **knobs: KnobValue) -> Case:
-    candidate = Candidate(knobs={"micro_batch_size": 2} | knobs)
+def case(
+    world: int,
+    training: TrainingShape = SGD,
+    model: ModelShape = MODEL,
+    /,
+    env: Mapping[str, str] | None = None,
+    **knobs: KnobValue,
+) -> Case:
+    """`env` is only asked for here: the rank's environment is the launcher's work."""
+    candidate = Candidate(knobs={"micro_batch_size": 2} | knobs, env=dict(env or {}))
     cluster = ClusterShape(device="cpu", workers=world, workers_per_trial=world, workers_per_node=world)
     job = TrialJob(
         trial_id="t", candidate=candidate, model=model, cluster=cluster, training=training, seed=7, time_limit_s=100
     )
     return Case(job)
+
+
+def on_cuda(case: Case) -> Case:
+    """The same trial for a GPU worker: here only to be refused before anything touches a GPU."""
+    cluster = case.job.cluster.model_copy(update={"device": "cuda", "gpu_arch": "H200 sm_90"})
+    return Case(case.job.model_copy(update={"cluster": cluster}))
 
 
 PARITY = {
@@ -120,6 +138,14 @@ SINGLE = {
     "some recomputed": case(2, LONG, micro_batch_size=4, **SELECTIVE),
     "diverges": case(2, ADAM.model_copy(update={"learning_rate": 1e9}), **EXPERT),
     "ignored knob": case(2, SHORT, moe_grouped_gemm=True),
+    "backend of another dispatcher": case(2, SHORT, **EXPERT, moe_flex_dispatcher_backend="deepep"),
+    "variable that is set": case(2, SHORT, env={"OMP_NUM_THREADS": "1"}),
+    "variable that is lost": case(2, SHORT, env={"NVTE_DEBUG_LEVEL": "2"}),
+    "graphs": case(2, SHORT, cuda_graph_impl="local", cuda_graph_modules="attn"),
+    "graphs on cuda": on_cuda(case(1, SHORT, cuda_graph_impl="transformer_engine", cuda_graph_modules="attn")),
+    "cuda": on_cuda(case(1, SHORT)),
+    "latent attention, tensor": case(2, SHORT, MLA, **TENSOR),
+    "overlap without virtual stages": case(2, SHORT, **PIPE, overlap_p2p_comm=True),
     "refused knobs": case(2, SHORT, recompute_granularity="selective", recompute_modules="moe_act"),
     "misspelt knob": case(2, SHORT, micro_batchsize=1),
     "fact as a knob": case(2, SHORT, moe_router_topk=1),
@@ -241,7 +267,14 @@ def test_parameters_are_counted_once_in_every_layout(answers: Answers) -> None:
 
 
 EFFECTIVE: dict[str, dict[str, KnobValue]] = {
-    "data": {"data_parallel_size": 2, "num_microbatches": 2, "moe_token_dispatcher_type": "allgather"},
+    "data": {
+        "data_parallel_size": 2,
+        "num_microbatches": 2,
+        "moe_token_dispatcher_type": "allgather",
+        "moe_grouped_gemm": False,
+        "fp8": None,
+        "use_distributed_optimizer": False,
+    },
     "data, one sequence a micro-batch, overlapped": {
         "micro_batch_size": 1,
         "num_microbatches": 4,
@@ -273,6 +306,43 @@ def test_a_knob_that_megatron_ignores_is_rejected(answers: Answers) -> None:
     answer = answers["ignored knob"][0]
     assert (answer["kind"], answer["rule"]) == ("rejected", "effective-differs")
     assert answer["reason"] == "moe_grouped_gemm: requested True, effective False"
+
+
+def test_a_backend_that_nothing_sends_with_is_rejected(answers: Answers) -> None:
+    answer = answers["backend of another dispatcher"][0]
+    assert answer["reason"] == "moe_flex_dispatcher_backend: requested 'deepep', effective None"
+
+
+def test_environment_is_read_back_from_the_process(answers: Answers) -> None:
+    assert answers["variable that is set"][0]["effective"]["OMP_NUM_THREADS"] == "1"
+    lost = answers["variable that is lost"][0]
+    assert (lost["rule"], lost["reason"]) == ("effective-differs", "NVTE_DEBUG_LEVEL: requested '2', effective None")
+
+
+@pytest.mark.parametrize("name", ["graphs", "graphs on cuda"])
+def test_graphs_are_refused_until_they_are_captured(answers: Answers, name: str) -> None:
+    for answer in answers[name]:
+        assert (answer["kind"], answer["rule"]) == ("rejected", "not-active")
+        assert "does not capture CUDA graphs yet" in answer["reason"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is not None, reason="Transformer Engine is here")
+def test_a_gpu_worker_without_transformer_engine_refuses(answers: Answers) -> None:
+    assert answers["cuda"][0]["error"].startswith("ImportError: transformer-engine is not installed on this worker")
+    outcome = classify(ImportError(answers["cuda"][0]["error"]), "build")
+    assert isinstance(outcome, Rejected)
+    assert outcome.rule == "stack-refuses"
+
+
+def test_latent_attention_under_tensor_parallelism_is_not_exact(answers: Answers) -> None:
+    """The reason for rule CPU-11: without TP two ranks stay within 1e-6 of one process."""
+    one, two = answers["latent attention, expert: one"][0], answers["latent attention, tensor"][0]
+    assert 1e-6 < furthest(losses(one), losses(two)) < 1e-3
+
+
+def test_overlapped_sends_need_the_interleaved_schedule(answers: Answers) -> None:
+    """The reason for rule PAR-30."""
+    assert "does not support overlapping p2p" in answers["overlap without virtual stages"][0]["error"]
 
 
 def test_what_megatron_refuses_is_rejected_with_its_reason(answers: Answers) -> None:

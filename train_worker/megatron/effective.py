@@ -1,90 +1,51 @@
 """The effective configuration, read back from the objects that were built, and how it differs from the request.
 
 Megatron overwrites and ignores settings without a word (grouped GEMM under the local spec, recompute of a module that
-has no code for it), so the request proves nothing. Each reader below looks at what will run: a class, a flag of a
-layer, a process group. Where no reader exists the built config object is read.
+has no code for it), so the request proves nothing. What each knob is read from: `readers`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+import os
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.transformer.moe.experts import SequentialMLP
-from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.moe.token_dispatcher import (
-    MoEAllGatherTokenDispatcher,
-    MoEAlltoAllTokenDispatcher,
-    MoEFlexTokenDispatcher,
-)
-from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from search_spaces.candidate import MODULE_SEPARATOR, Candidate, KnobValue, modules
-from train_worker.megatron.config import LIST_KNOBS, field_names, megatron_value, unset
-from train_worker.megatron.model import Built
+from search_spaces.candidate import Candidate, KnobValue, modules
+from search_spaces.named_spaces import ENVIRONMENT_KNOBS
+from train_worker.megatron.config import LIST_KNOBS, megatron_value, unset
+from train_worker.megatron.readers import ALWAYS, Run, read
 from train_worker.outcome import Rejected
-
-DISPATCHERS = {
-    MoEAllGatherTokenDispatcher: "allgather",
-    MoEAlltoAllTokenDispatcher: "alltoall",
-    MoEFlexTokenDispatcher: "flex",
-}
-RECOMPUTE_FLAGS: dict[str, Callable[[TransformerLayer], Any]] = {
-    "core_attn": lambda layer: layer.self_attention.checkpoint_core_attention,
-    "mla_up_proj": lambda layer: layer.self_attention.recompute_up_proj,
-    "layernorm": lambda layer: layer.recompute_input_layernorm or layer.recompute_pre_mlp_layernorm,
-    "mlp": lambda layer: layer.recompute_mlp,
-    "moe": lambda layer: layer.mlp.moe_layer_recompute,
-    "shared_experts": lambda layer: layer.mlp.shared_experts_recompute and layer.mlp.use_shared_expert,
-    "moe_act": lambda layer: layer.mlp.experts.activation_recompute,
-}
-
-
-@dataclass(frozen=True)
-class Run:
-    """What is read: the built objects and the micro-batches seen by the last step."""
-
-    built: Built
-    micro_batch_sizes: tuple[int, ...]
-
-    def layers(self) -> list[TransformerLayer]:
-        inside = (module for model in self.built.models for module in model.modules())
-        return [module for module in inside if isinstance(module, TransformerLayer)]
-
-    def moe_layers(self) -> list[MoELayer]:
-        return [layer.mlp for layer in self.layers() if isinstance(layer.mlp, MoELayer)]
 
 
 def effective_configuration(candidate: Candidate, run: Run) -> dict[str, KnobValue]:
     """Every knob of the candidate, the layout in force, the dispatcher and the batch split, as they really are here.
 
-    `num_microbatches` and `data_parallel_size` are added to the knobs. Raises ValueError for a knob nothing holds.
+    `num_microbatches` and `data_parallel_size` are added to the knobs, and the environment variables that the candidate
+    sets or that a space knows and this process has. Raises ValueError for a knob nothing holds.
     """
     names = [*candidate.knobs, *(name for name in ALWAYS if name not in candidate.knobs)]
     found = {name: read(name, run) for name in names}
     found["data_parallel_size"] = parallel_state.get_data_parallel_world_size()
     chunks = len(run.built.chunks)
     found["num_microbatches"] = len(run.micro_batch_sizes) // chunks
-    return found
+    return found | effective_environment(candidate)
 
 
-def read(name: str, run: Run) -> KnobValue:
-    """One knob as it is in the built objects of this rank."""
-    if name in READERS:
-        return _plain(READERS[name](run))
-    for holder in (run.built.chunks[0].ddp_config, run.built.optimizer.config, run.built.models[0].config):
-        if name in field_names(type(holder)):
-            return _plain(getattr(holder, name))
-    raise ValueError(f"knob {name!r} is in no built object")
+def effective_environment(candidate: Candidate) -> dict[str, KnobValue]:
+    """The variables the candidate sets, as they are in this process now, and knobs that the process has on its own.
+
+    The last are inherited from whoever started the worker, and would change every trial without being recorded.
+    """
+    inherited = [name for name in sorted(ENVIRONMENT_KNOBS) if name in os.environ and name not in candidate.env]
+    return {name: os.environ.get(name) for name in [*candidate.env, *inherited]}
 
 
 def mismatch(candidate: Candidate, effective: dict[str, KnobValue]) -> Rejected | None:
-    """The knobs whose effective value is not the requested one, or None."""
+    """The knobs and variables whose effective value is not the requested one, or None."""
+    inherited = {name: None for name in effective if name in ENVIRONMENT_KNOBS}
+    requested: dict[str, KnobValue] = {**candidate.knobs, **inherited, **candidate.env}
     wrong = [
         f"{name}: requested {value!r}, effective {effective[name]!r}"
-        for name, value in candidate.knobs.items()
+        for name, value in requested.items()
         if not _same(name, _resolved(name, value, candidate), effective[name])
     ]
     return Rejected(rule="effective-differs", reason="; ".join(wrong)) if wrong else None
@@ -107,95 +68,3 @@ def _same(name: str, requested: KnobValue, effective: KnobValue) -> bool:
     if name in LIST_KNOBS:
         return unset(name, requested) or set(modules(requested)) == set(modules(effective))
     return bool(megatron_value(name, requested) == effective)
-
-
-def _plain(value: Any) -> KnobValue:
-    """A Megatron value as a knob value: enums by name, lists joined with "+"."""
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, (list, tuple)):
-        return MODULE_SEPARATOR.join(str(_plain(part)) for part in value) or None
-    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
-
-
-def _all_equal(values: list[Any], what: str) -> Any:
-    """The one value that all layers of this rank share; a mixture is written out, so that it equals no request."""
-    distinct = sorted(set(values), key=str)
-    if not distinct:
-        return None
-    return distinct[0] if len(distinct) == 1 else f"mixed {what}: {', '.join(map(str, distinct))}"
-
-
-def _dispatcher(run: Run) -> Any:
-    """From the classes of the built dispatchers; a stage without MoE layers can only tell what its config says."""
-    layers = run.moe_layers()
-    if not layers:
-        return run.built.models[0].config.moe_token_dispatcher_type
-    return _all_equal([DISPATCHERS[type(layer.token_dispatcher)] for layer in layers], "dispatchers")
-
-
-def _grouped_gemm(run: Run) -> Any:
-    layers = run.moe_layers()
-    if not layers:
-        return run.built.models[0].config.moe_grouped_gemm
-    return _all_equal([not isinstance(layer.experts, SequentialMLP) for layer in layers], "experts")
-
-
-def _shared_expert_overlap(run: Run) -> Any:
-    layers = run.moe_layers()
-    if not layers:
-        return run.built.models[0].config.moe_shared_expert_overlap
-    return _all_equal([bool(layer.use_shared_expert and layer.shared_expert_overlap) for layer in layers], "layers")
-
-
-def _recompute_modules(run: Run) -> Any:
-    """The asked modules without those that this rank has layers for and that none of them recomputes."""
-    config = run.built.models[0].config
-    asked = config.recompute_modules if config.recompute_granularity == "selective" else []
-    return [name for name in asked if name not in RECOMPUTE_FLAGS or _recomputed(name, run)]
-
-
-def _recomputed(name: str, run: Run) -> bool:
-    """True also where the layers it is about are on other stages; a dense MLP may be nowhere."""
-    layers = run.layers()
-    if name in ("moe", "moe_act", "shared_experts"):
-        layers = [layer for layer in layers if isinstance(layer.mlp, MoELayer)]
-    elif name == "mlp":
-        layers = [layer for layer in layers if not isinstance(layer.mlp, MoELayer)]
-        if not layers:
-            return 0 in run.built.models[0].config.moe_layer_freq
-    return not layers or any(_flag(name, layer) for layer in layers)
-
-
-def _flag(name: str, layer: TransformerLayer) -> bool:
-    try:
-        return bool(RECOMPUTE_FLAGS[name](layer))
-    except AttributeError:  # the class in that place (a dense MLP, SequentialMLP) has no code for it
-        return False
-
-
-def _virtual_pipeline(run: Run) -> Any:
-    return len(run.built.chunks) if len(run.built.chunks) > 1 else None
-
-
-READERS: dict[str, Callable[[Run], Any]] = {
-    "tensor_model_parallel_size": lambda _: parallel_state.get_tensor_model_parallel_world_size(),
-    "pipeline_model_parallel_size": lambda _: parallel_state.get_pipeline_model_parallel_world_size(),
-    "context_parallel_size": lambda _: parallel_state.get_context_parallel_world_size(),
-    "expert_model_parallel_size": lambda _: parallel_state.get_expert_model_parallel_world_size(),
-    "expert_tensor_parallel_size": lambda _: parallel_state.get_expert_tensor_parallel_world_size(),
-    "virtual_pipeline_model_parallel_size": _virtual_pipeline,
-    "micro_batch_size": lambda run: _all_equal(list(run.micro_batch_sizes), "micro-batches"),
-    "moe_token_dispatcher_type": _dispatcher,
-    "moe_grouped_gemm": _grouped_gemm,
-    "moe_shared_expert_overlap": _shared_expert_overlap,
-    "recompute_modules": _recompute_modules,
-}
-ALWAYS = (
-    *(name for name in READERS if name not in ("moe_grouped_gemm", "moe_shared_expert_overlap", "recompute_modules")),
-    "sequence_parallel",
-    "recompute_granularity",
-    "overlap_grad_reduce",
-    "use_distributed_optimizer",
-    "batch_p2p_comm",
-)

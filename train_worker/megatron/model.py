@@ -3,7 +3,6 @@
 GPTModel prints that HybridModel is its successor; this is the only file to change when it goes.
 """
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +83,7 @@ def _model(job: TrialJob, configs: MegatronConfigs, stage: int | None) -> GPTMod
 
 
 def _block_spec(config: TransformerConfig, device: str, stage: int | None) -> TransformerBlockSubmodules:
-    if device == "cuda" and importlib.util.find_spec("transformer_engine"):
+    if device == "cuda":  # Transformer Engine is there: `trial.run` asked
         return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=stage)
     return local_block_spec(config, stage)
 

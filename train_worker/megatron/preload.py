@@ -26,7 +26,7 @@ def preload(device: Literal["cpu", "cuda"]) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else torch.cuda.is_available() alone poisons forks
     import torch
 
-    if device == "cuda" and importlib.util.find_spec("transformer_engine"):
+    if device == "cuda" and importlib.util.find_spec("transformer_engine"):  # a trial without it is refused
         import transformer_engine.pytorch  # noqa: F401
     with _without_inductor() if device == "cpu" else nullcontext():
         import train_worker.megatron.trial  # noqa: F401

@@ -14,13 +14,14 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 
-from search_spaces.candidate import KnobValue
+from search_spaces.candidate import Candidate, KnobValue
 from train_worker.cpu import megatron_on_cpu
-from train_worker.environment import fingerprint
+from train_worker.environment import fingerprint, require_transformer_engine
 from train_worker.job import TrialJob
 from train_worker.megatron.config import configs_of, refuse_unknown
-from train_worker.megatron.effective import Run, effective_configuration, first_mismatch_of_ranks, mismatch
+from train_worker.megatron.effective import effective_configuration, first_mismatch_of_ranks, mismatch
 from train_worker.megatron.model import Built, build, parameter_count
+from train_worker.megatron.readers import Run
 from train_worker.megatron.step import Trainer, global_loss_and_norm, trainer_of
 from train_worker.meter import PeakMemory, StepClock
 from train_worker.outcome import Diverged, Measured, PhaseTimes, Rejected, StepSample
@@ -31,13 +32,19 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
     """Run the trial. Collective: every rank calls it with the same job and gets an answer of the same kind.
 
     What Megatron's config objects refuse is Rejected with rule "megatron-config", what they silently change with rule
-    "effective-differs". Raises ValueError for a knob that does not exist or a batch that does not divide, and whatever
-    Megatron or torch raises later. `Measured.phases` holds the phases of this rank so far; the caller adds its own.
+    "effective-differs", what this worker does not do yet with rule "not-active". Raises ValueError for a knob that does
+    not exist or a batch that does not divide, ImportError on cuda without Transformer Engine, and whatever Megatron or
+    torch raises later. `Measured.phases` holds the phases of this rank so far; the caller adds its own.
     """
+    with progress.within("build"):
+        refuse_unknown(job.candidate)
+        if refused := refuse_inactive(job.candidate):
+            return refused
+        if job.cluster.device == "cuda":
+            require_transformer_engine()
     with megatron_on_cpu() if job.cluster.device == "cpu" else nullcontext(), _model_parallel(job, progress):
         device = torch.device("cpu" if job.cluster.device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         with progress.within("build"):
-            refuse_unknown(job.candidate)
             try:
                 configs = configs_of(job)
             except (ValueError, AssertionError, NotImplementedError, ImportError) as refusal:
@@ -62,6 +69,14 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
             return diverged
         with progress.within("report"):
             return _measured(job, progress, steps, built, effective)
+
+
+def refuse_inactive(candidate: Candidate) -> Rejected | None:
+    """What Megatron would accept and this worker leave undone. Rule RUN-02 says it in advance; both go with issue 5."""
+    impl = candidate.knobs.get("cuda_graph_impl") or "none"
+    if impl == "none":
+        return None
+    return Rejected(rule="not-active", reason=f"cuda_graph_impl {impl!r}: this worker does not capture CUDA graphs yet")
 
 
 class _Steps:
