@@ -30,9 +30,13 @@ def ui(store_uri: str, port: int = DEFAULT_PORT, announce: Callable[[Dashboard],
     `announce` is told first, for there is no afterwards. A free port is taken, and named, where the default one is in
     use; ResourceMissing where `port` was asked for.
     """
-    if is_server(store_uri):
-        print(f"The tracking server is its own dashboard: {masked(store_uri)}", file=sys.stderr)
-        return Dashboard(url=masked(store_uri), pid=None)
+    if not is_server(store_uri):
+        _serve(store_uri, port, announce)
+    print(f"The tracking server is its own dashboard: {masked(store_uri)}", file=sys.stderr)
+    return Dashboard(url=masked(store_uri), pid=None)
+
+
+def _serve(store_uri: str, port: int, announce: Callable[[Dashboard], None] | None) -> NoReturn:
     database = sqlite_path(store_uri)
     if database is not None and not database.exists():
         raise InputError([Fault("no MLflow database here", str(database))], "run a sweep, or `moetune report`, first")
@@ -41,10 +45,7 @@ def ui(store_uri: str, port: int = DEFAULT_PORT, announce: Callable[[Dashboard],
     print(f"Dashboard: http://{HOST}:{found}{why}; stop it with Ctrl-C", file=sys.stderr, flush=True)
     if announce is not None:
         announce(Dashboard(url=f"http://{HOST}:{found}", pid=os.getpid()))  # exec keeps the process id
-    _become(*server_command(store_uri, found))
-
-
-def _become(command: list[str], settings: dict[str, str]) -> NoReturn:
+    command, settings = server_command(store_uri, found)
     os.execve(command[0], command, {**os.environ, **settings})
 
 
