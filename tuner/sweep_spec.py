@@ -80,4 +80,6 @@ class SweepSpec(Noun):
     verify: Verify = Field(default_factory=lambda: Verify())
     tracking: Tracking = Field(default_factory=Tracking)
     launch: Launch = Field(default_factory=Launch)
-    stack: StackVersions | None = Field(None, description="versions on the workers; None: read when they start")
+    stack: StackVersions | None = Field(
+        None, description="versions on the workers; None: rules about versions and missing packages keep silent"
+    )
