@@ -319,6 +319,21 @@ def test_environment_is_read_back_from_the_process(answers: Answers) -> None:
     assert (lost["rule"], lost["reason"]) == ("effective-differs", "NVTE_DEBUG_LEVEL: requested '2', effective None")
 
 
+def test_a_variable_that_the_worker_inherited_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would change every trial, the default too, and no record would say so."""
+    monkeypatch.setattr("torch.compile", lambda model=None, **_: model if model is not None else (lambda f: f))
+    from train_worker.megatron.effective import effective_environment, mismatch
+
+    plain, switched = Candidate(knobs={}), Candidate(knobs={}, env={"NVTE_USE_CUTLASS_GROUPED_GEMM": "1"})
+    monkeypatch.delenv("NVTE_USE_CUTLASS_GROUPED_GEMM", raising=False)
+    assert effective_environment(plain) == {}
+    monkeypatch.setenv("NVTE_USE_CUTLASS_GROUPED_GEMM", "1")
+    refused = mismatch(plain, effective_environment(plain))
+    assert refused is not None
+    assert refused.reason == "NVTE_USE_CUTLASS_GROUPED_GEMM: requested None, effective '1'"
+    assert mismatch(switched, effective_environment(switched)) is None
+
+
 @pytest.mark.parametrize("name", ["graphs", "graphs on cuda"])
 def test_graphs_are_refused_until_they_are_captured(answers: Answers, name: str) -> None:
     for answer in answers[name]:
