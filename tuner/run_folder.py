@@ -40,13 +40,16 @@ class RunFolder(Noun):
         return holder(self.journal) is not None
 
 
+Doing = Literal["running", "stopping", "done", "resumable", "unreadable"]
+
+
 class RunStatus(Noun):
     """One line of `moetune status`."""
 
     sweep: str
     run: str
     folder: str
-    state: Literal["running", "stopping", "done", "resumable", "unreadable"]
+    state: Doing
     finished: int
     in_flight: int
     verdict: str
@@ -56,14 +59,14 @@ def runs_of(sweep_folder: Path) -> list[RunFolder]:
     """Runs of one sweep, oldest first; empty where there is none."""
     if not sweep_folder.is_dir():
         return []
-    folders = [path for path in sweep_folder.iterdir() if path.name.isdigit() and (path / JOURNAL_NAME).exists()]
+    folders = [path for path in sweep_folder.iterdir() if path.name.isdecimal() and (path / JOURNAL_NAME).exists()]
     return [RunFolder(path=path) for path in sorted(folders, key=lambda path: int(path.name))]
 
 
 def next_run(sweep_folder: Path) -> RunFolder:
     """A folder for a new run; not made yet."""
     numbers = (
-        [int(path.name) for path in sweep_folder.iterdir() if path.name.isdigit()] if sweep_folder.is_dir() else []
+        [int(path.name) for path in sweep_folder.iterdir() if path.name.isdecimal()] if sweep_folder.is_dir() else []
     )
     return RunFolder(path=sweep_folder / f"{max(numbers, default=0) + 1:03d}")
 
@@ -83,25 +86,20 @@ def chosen_run(sweep_folder: Path, name: str | None) -> RunFolder:
 def status_of(run: RunFolder) -> RunStatus:
     """What a run is doing. A journal that cannot be read is shown as such, never raised."""
     try:
-        state = run.state()
+        events = read_events(run.journal)
+        state = fold(events) if events else None  # a driver that has just started has not written its head yet
     except (InputError, ResourceMissing):
         return _status(run, "unreadable", 0, 0, "")
-    verdict = state.compared[-1].verdict if state.compared else ""
-    doing: Literal["running", "stopping", "done", "resumable"]
+    verdict = state.compared[-1].verdict if state and state.compared else ""
+    doing: Doing
     if run.running():
         doing = "stopping" if run.stop_file.exists() else "running"
     else:
         doing = "done" if verdict else "resumable"
-    return _status(run, doing, len(state.finished), len(state.in_flight), verdict)
+    return _status(run, doing, len(state.finished) if state else 0, len(state.in_flight) if state else 0, verdict)
 
 
-def _status(
-    run: RunFolder,
-    state: Literal["running", "stopping", "done", "resumable", "unreadable"],
-    finished: int,
-    in_flight: int,
-    verdict: str,
-) -> RunStatus:
+def _status(run: RunFolder, state: Doing, finished: int, in_flight: int, verdict: str) -> RunStatus:
     return RunStatus(
         sweep=run.path.parent.name,
         run=run.name,

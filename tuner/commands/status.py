@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from search_spaces.errors import Fault, InputError, ResourceMissing
 from search_spaces.shapes import Noun
@@ -20,11 +21,15 @@ class Statuses(Noun):
 
 
 def statuses(folder: Path) -> Statuses:
-    """Every run of every sweep under `folder`. InputError where the folder is not there."""
+    """Every run of every sweep under `folder`. InputError where the folder is not there or cannot be read."""
     if not folder.is_dir():
         raise InputError([Fault("no such folder", str(folder))], "give the tracking.folder of your sweep files")
-    homes = sorted(path for path in folder.iterdir() if path.is_dir())
-    return Statuses(runs=tuple(status_of(run) for home in homes for run in runs_of(home)))
+    try:
+        homes = sorted(path for path in folder.iterdir() if path.is_dir())
+        return Statuses(runs=tuple(status_of(run) for home in homes for run in runs_of(home)))
+    except OSError as error:
+        where = str(error.filename or folder)
+        raise InputError([Fault(f"cannot read it: {error.strerror}", where)], "make the folder readable") from error
 
 
 def render(found: Statuses, console: Console) -> None:
@@ -33,7 +38,7 @@ def render(found: Statuses, console: Console) -> None:
         return
     table = Table("sweep", "run", "state", "finished", "in flight", "verdict")
     for each in found.runs:
-        table.add_row(each.sweep, each.run, each.state, str(each.finished), str(each.in_flight), each.verdict)
+        table.add_row(Text(each.sweep), each.run, each.state, str(each.finished), str(each.in_flight), each.verdict)
     console.print(table)
 
 
