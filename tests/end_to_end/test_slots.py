@@ -30,7 +30,7 @@ READY_LIMIT_S = 240.0
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Cluster]:
     os.environ.update(joining.SETTINGS)
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     nodes.add_node(num_cpus=1)
     with joining.joined(nodes.address, SHAPE):
         yield nodes
@@ -98,7 +98,7 @@ def test_a_slot_serves_loses_a_worker_loses_a_node_and_goes_on(nodes: Cluster, s
 
     # A node dies: the slot waits for another one, and the trial is retried there.
     running = _Background(slots, "node-lost")
-    nodes.remove_node(nodes.list_all_nodes[-1], allow_graceful=False)
+    nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
     with _ray_memory_monitor(room_bytes=3 * 2**30):
         nodes.add_node(num_cpus=1)
     result = running.result()

@@ -110,7 +110,7 @@ class Slots:
                 num_workers=self.cluster.workers_per_trial,
                 use_gpu=on_gpu,
                 resources_per_worker={"CPU": 1, "GPU": 1} if on_gpu else {"CPU": 1},
-                placement_strategy="PACK",
+                placement_strategy="STRICT_SPREAD" if self.cluster.workers_per_node == 1 else "PACK",
             ),
             run_config=RunConfig(
                 name=f"{slot}-{incarnation}",
