@@ -136,7 +136,8 @@ class MlflowView:
     def _note(self, why: str) -> None:
         if not self._degraded:
             log.warning("the sweep goes on without MLflow for now: %s", why)
-        self._degraded = why
+        if not self._dropped:  # else the first refusal stays: what follows is only its consequence
+            self._degraded = why
 
     def _recovered(self, tries: int) -> None:
         if tries and not self._dropped:

@@ -6,7 +6,8 @@ from pathlib import Path
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 HIDDEN = "***"
-_START = r"[A-Za-z][A-Za-z0-9+.-]*:(?:\\?/){2}"  # JSON may write "/" as "\/"
+# JSON may write "/" as "\/". The length of the scheme is limited to keep the search linear in a long word.
+_START = r"[A-Za-z][A-Za-z0-9+.-]{0,30}:(?:\\?/){2}"
 # A URI inside a text such as a sweep file. In quotes, and as the value of a line "mlflow_uri: ...", it may contain
 # blanks, since SQLAlchemy takes them in a password.
 _IN_TEXT = re.compile(

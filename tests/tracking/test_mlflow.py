@@ -145,6 +145,22 @@ def test_a_sweep_goes_into_the_experiment_that_its_file_names(uri: str) -> None:
     assert len(read_runs(uri)) == 11
 
 
+def test_an_experiment_that_somebody_deleted_is_named_as_the_reason(uri: str) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    client.delete_experiment(client.create_experiment("gone"))
+    view = MlflowView(uri, experiment="gone")
+    for event in sweep():
+        view.put(event)
+    view.close()
+    assert view.pending == len(sweep())
+    assert "deleted" in view.status()
+    result = sync(sweep(), uri, experiment="gone")
+    assert result.failed == len(sweep())
+    assert "deleted" in result.error
+
+
 def test_without_a_name_it_is_the_one_that_a_sweep_file_has_by_default(uri: str) -> None:
     sync([head()], uri)
     assert experiment_names(uri) == {Tracking().experiment}

@@ -89,6 +89,11 @@ def test_blanks_in_a_password_go_too(line: str, stored: str) -> None:
     assert without_uri_secrets(line) == stored
 
 
+def test_a_scheme_may_stand_behind_anything() -> None:
+    for before in ("1", "=", "x" * 100, "(", "\t"):
+        assert without_uri_secrets(f"{before}http://me:hunter2@h") == f"{before}http://***@h"
+
+
 def test_a_text_without_secrets_stays_as_it_is() -> None:
     text = "name: x # me@here\ntracking:\n  folder: runs@home\n  mlflow_uri: sqlite:////data/me@home/mlflow.db\n"
     assert without_uri_secrets(text) == text
