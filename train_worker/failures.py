@@ -4,21 +4,16 @@ Sources of the texts: torch's allocator, NCCL's disguises of an out-of-memory (`
 "Cuda failure 2" or "Failed to CUDA calloc async", seen after an OOM on an H200), cuBLAS, gloo.
 """
 
+import re
 import traceback
 from typing import Literal
 
 from train_worker.outcome import Crashed, Outcome, OutOfMemory, Rejected
 
-DEVICE_OUT_OF_MEMORY = (
-    "cuda out of memory",
-    "cuda error: out of memory",
-    "cuda failure 2",
-    "cuda failure 'out of memory'",
-    "failed to cuda calloc",
-    "failed to cuda malloc",
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-    "cudaerrormemoryallocation",
+# "Cuda failure 2" is out of memory, "Cuda failure 217" is not. The words of CUDA, Triton and DeepEP differ in the middle.
+DEVICE_OUT_OF_MEMORY = re.compile(
+    r"\bcuda\b[^\n]{0,120}\bout of memory|\bcuda failure 2\b|failed to cuda (calloc|malloc)"
+    r"|cu(blas|dnn)_status_alloc_failed|cudaerrormemoryallocation"
 )
 HOST_OUT_OF_MEMORY = (
     "defaultcpuallocator: can't allocate memory",
@@ -29,6 +24,9 @@ HOST_OUT_OF_MEMORY = (
 )
 PEER_LOST = (
     "connection closed by peer",
+    "closed by remote peer",
+    "caused pair closure",
+    "communicator was aborted",
     "connection reset by peer",
     "connection was likely closed",
     "broken pipe",
@@ -68,15 +66,18 @@ def classify(error: BaseException, phase: str, step: int = -1) -> Outcome:
 def out_of_memory_in(text: str) -> Literal["device", "host"] | None:
     """Which memory ran out, by the words of an error or a log; None where they do not say so."""
     words = text.lower()
-    if any(each in words for each in DEVICE_OUT_OF_MEMORY):
+    if DEVICE_OUT_OF_MEMORY.search(words):
         return "device"
     return "host" if any(each in words for each in HOST_OUT_OF_MEMORY) else None
 
 
 def _out_of_memory(error: BaseException) -> Literal["device", "host"] | None:
+    """By class, then by words, then the same for the error it was raised from."""
     if type(error).__name__ == "OutOfMemoryError":
         return "host" if type(error).__module__.startswith("ray") else "device"
-    return "host" if isinstance(error, MemoryError) else out_of_memory_in(str(error))
+    if isinstance(error, MemoryError):
+        return "host"
+    return out_of_memory_in(str(error)) or (_out_of_memory(error.__cause__) if error.__cause__ else None)
 
 
 def _words(error: BaseException) -> str:

@@ -94,7 +94,8 @@ def combine(reports: list[RankReport], time_limit_s: float) -> Outcome:
 
 
 def _collateral(report: RankReport) -> bool:
-    return report.collateral or report.killed in ("peer", "stop")
+    """What the rank said itself counts, even if it was killed as a peer right after."""
+    return report.collateral or (report.outcome is None and report.killed in ("peer", "stop"))
 
 
 def _severity(outcome: Outcome) -> int:

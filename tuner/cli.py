@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Only a fault of ours shows a traceback."""
     options = parser().parse_args(arguments)
     # Libraries print where they like; with --json the real stdout is set aside for the one document.
-    stdout = _set_aside_stdout() if options.json else None
+    stdout = options.stdout = _set_aside_stdout() if options.json else None
     console = Console(stderr=options.json, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     command: Command = options.command
@@ -118,12 +118,12 @@ def _plan(options: argparse.Namespace, console: Console) -> BaseModel | None:
 def _init(options: argparse.Namespace, console: Console) -> BaseModel | None:
     from tuner.commands.init import write_sweep
 
-    text = write_sweep(options.model, options.gpu, options.gpus, options.output)
+    made = write_sweep(options.model, options.gpu, options.gpus, options.output)
     if options.output:
         console.print(f"wrote {options.output}; next: moetune plan {options.output}")
-    else:
-        print(text, end="")
-    return None
+    elif not options.json:
+        print(made.text, end="")
+    return made
 
 
 def _status(options: argparse.Namespace, console: Console) -> BaseModel | None:
@@ -156,12 +156,15 @@ def _fingerprint(options: argparse.Namespace, console: Console) -> BaseModel | N
 
 def _ui(options: argparse.Namespace, _console: Console) -> BaseModel | None:
     from tracking.uri import resolve_uri
-    from tuner.commands.ui import ui
+    from tuner.commands.ui import Dashboard, ui
     from tuner.sweep import load_sweep
 
+    def announce(found: Dashboard) -> None:  # before the dashboard takes this process over
+        _write(options.stdout, found.model_dump_json(indent=2))
+
     spec = load_sweep(options.sweep).spec
-    ui(resolve_uri(spec.tracking.mlflow_uri, spec.tracking.folder), options.port)
-    return None
+    uri = resolve_uri(spec.tracking.mlflow_uri, spec.tracking.folder)
+    return ui(uri, options.port, announce if options.json else None)
 
 
 def _sweep_argument(verb: argparse.ArgumentParser) -> None:

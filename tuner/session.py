@@ -54,6 +54,7 @@ class SweepSession:
         self.default = sweep.space.default()
         self.error: MoetuneError | None = None
         self.broken: Exception | None = None
+        self.interrupted = False
         self.stop_reason = ""
         self.records: list[TrialRecord] = list(resumed.finished) if resumed else []
         self._journal, self.listeners = journal, list(listeners)
@@ -172,6 +173,11 @@ class SweepSession:
         """A fault of ours inside Tune's loop: no new trial; `broken` is raised once Tune is done."""
         self.broken = self.broken or error
         self.request_stop(f"{type(error).__name__}: {error}")
+
+    def interrupt(self) -> None:
+        """The user wants it to end, whatever else did: no new trial, no verification, resumable."""
+        self.interrupted = True
+        self.request_stop("interrupted")
 
     @property
     def reference(self) -> Measured | None:

@@ -32,7 +32,7 @@ def verify(session: SweepSession, run: Callable[[str], str], unfinished: tuple[P
             if len(_repeats(session, candidate)) > number:
                 continue
             proposed = left.pop(candidate.id, None) or session.propose(candidate, "verify")
-            if session.error or not _measure(session, proposed, run):
+            if session.error or session.interrupted or not _measure(session, proposed, run):
                 return None
     pairs = zip(_times(session, sides["finalist"]), _times(session, sides["default"]), strict=False)
     compared = compare(winner.candidate.id, session.default.id, list(pairs))

@@ -19,14 +19,23 @@ def refused(*arguments: object, code: int) -> str:
 
 
 def test_every_fault_of_a_sweep_file_at_once_with_line_and_column(tmp_path: Path) -> None:
-    text = SWEEP.replace("schema_version: 1", "schema_version: 9").replace("warmup_steps", "warmupsteps")
+    text = SWEEP.replace("warmup_steps", "warmupsteps").replace("seed: 3", "seed: three")
     text = text.replace("pipeline_model_parallel_size", "pipline_model_parallel_size")
     sweep = write_sweep(tmp_path, 3, text)
     err = refused("run", sweep, code=2)
-    for line, word in ((1, "schema_version"), (19, "warmup_steps"), (25, "pipeline_model_parallel_size")):
+    lines = text.splitlines()
+    for found, words in (("warmupsteps", "warmup_steps"), ("pipline", "pipeline_model_parallel"), ("three", "seed")):
+        line = next(number for number, each in enumerate(lines, start=1) if found in each)
         assert f"{sweep}:{line}:" in err
-        assert word in err
+        assert words in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_file_of_another_version_is_said_to_be_one(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, 3, SWEEP.replace("schema_version: 1", "schema_version: 9"))
+    err = refused("run", sweep, code=2)
+    assert f"{sweep}:1:" in err
+    assert "schema_version 9 is unknown" in err
 
 
 @pytest.mark.parametrize(

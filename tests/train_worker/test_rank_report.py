@@ -134,7 +134,6 @@ def test_a_rank_s_own_word_counts_more_than_how_it_ended() -> None:
     assert explain(RankReport(rank=0, outcome=OOM, signal=SIGKILL, killed="deadline"), LIMIT_S) == OOM
 
 
-@pytest.mark.xfail(strict=True, reason="a rank killed as a peer after it had written its own word counts as collateral")
 def test_a_cause_written_before_the_rank_was_killed_as_a_peer_still_counts() -> None:
     """Rank 0's error does not say that it lost a peer; rank 1 had said why, and hung on its way out."""
     reports = [

@@ -317,6 +317,16 @@ def test_an_interrupted_verification_goes_on_where_it_stopped(bench: Bench) -> N
     assert not bench.state().in_flight
 
 
+def test_ctrl_c_in_the_verification_is_an_interruption_although_the_search_was_over(bench: Bench) -> None:
+    session = bench.session()
+    drive(session)
+    assert "budget" in session.stop_reason
+    session.interrupt()
+    assert verify(session, lambda _: pytest.fail("nothing runs any more")) is None
+    assert session.interrupted
+    assert not bench.state().compared
+
+
 def test_a_larger_budget_is_verified_anew_not_against_yesterdays_default(tmp_path: Path) -> None:
     bench = Bench(tmp_path, 4)
     session = bench.session()

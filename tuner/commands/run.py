@@ -17,7 +17,8 @@ from search_spaces.shapes import Noun
 from tracking.journal import Journal, JournalState, fold
 from tracking.mlflow_view import MlflowView
 from tracking.record import RuleCount, Screened, SweepStarted
-from tracking.uri import resolve_uri
+from tracking.screening import same_screening
+from tracking.uri import resolve_uri, without_uri_secrets
 from tuner.progress import Progress
 from tuner.run_folder import RunFolder, chosen_run, next_run
 from tuner.session import SweepSession, now
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 READY_LIMIT_S = 300.0
 STOP_POLL_S = 1.0
 VIEW_DRAIN_S = 60.0
-INTERRUPTED = "interrupted"
 
 
 class RunOptions(Noun):
@@ -55,16 +55,19 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
     screening = screen(sweep.space, sweep.model, sweep.spec.cluster, sweep.spec.training, sweep.spec.stack)
     if not screening.accepted:
         raise NothingAcceptable(_nothing_legal(screening), "see `moetune plan`, and widen space.choices")
-    folder, journal = _open_journal(sweep, options)
+    screened = _screened(screening)
+    folder, journal = _open_journal(sweep, options, screened)
     with ExitStack() as stack:
         stack.callback(journal.close)
         folder.stop_file.unlink(missing_ok=True)
-        progress = stack.enter_context(Progress(sweep, console))
-        view = MlflowView(resolve_uri(sweep.spec.tracking.mlflow_uri, sweep.spec.tracking.folder))
+        tracking = sweep.spec.tracking
+        view = MlflowView(resolve_uri(tracking.mlflow_uri, tracking.folder), experiment=tracking.experiment)
         stack.callback(view.close, VIEW_DRAIN_S)
+        progress = stack.enter_context(Progress(sweep, console, view.status))
         session = _session(sweep, journal, screening, [progress.on_event])
         progress.replay(session.records)
-        _started(session, sweep, folder, screening, resumed=bool(journal.events))
+        _started(session, sweep, folder, resumed=bool(journal.events))
+        session.emit(screened)
 
         def show() -> None:  # only once Ray is up: importing mlflow takes seconds from daemons that must answer in 15 s
             for event in journal.events:
@@ -75,13 +78,13 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
     return _result(session, folder)
 
 
-def _open_journal(sweep: LoadedSweep, options: RunOptions) -> tuple[RunFolder, Journal]:
+def _open_journal(sweep: LoadedSweep, options: RunOptions, screened: Screened) -> tuple[RunFolder, Journal]:
     home = sweep.spec.tracking.folder / sweep.spec.name
     if not options.resume:
         folder = next_run(home)
         journal = Journal.create(folder.journal)
         try:
-            (folder.path / "sweep.yaml").write_text(sweep.text)
+            (folder.path / "sweep.yaml").write_text(without_uri_secrets(sweep.text))
         except OSError as error:
             journal.close()
             raise ResourceMissing(
@@ -92,7 +95,10 @@ def _open_journal(sweep: LoadedSweep, options: RunOptions) -> tuple[RunFolder, J
     journal = Journal.open(folder.journal)
     try:
         if journal.events:
-            _same_sweep(fold(journal.events), sweep, folder)
+            state = fold(journal.events)
+            _same_sweep(state, sweep, folder)
+            if state.screened is not None:
+                same_screening(state.screened, screened)
     except InputError:
         journal.close()
         raise
@@ -118,21 +124,24 @@ def _session(
     return SweepSession(sweep, journal, proposer, resumed, listeners)
 
 
-def _started(session: SweepSession, sweep: LoadedSweep, folder: RunFolder, screening: Screening, resumed: bool) -> None:
+def _started(session: SweepSession, sweep: LoadedSweep, folder: RunFolder, resumed: bool) -> None:
     session.emit(
         SweepStarted(
             sweep_name=sweep.spec.name,
             run_name=folder.name,
             sweep_digest=sweep.digest,
             space_digest=sweep.space.digest,
-            sweep_text=sweep.text,
+            sweep_text=without_uri_secrets(sweep.text),
             seed=sweep.spec.seed,
             started_at=now(),
             resumed=resumed,
         )
     )
+
+
+def _screened(screening: Screening) -> Screened:
     counts = tuple(RuleCount(**refusal.model_dump()) for refusal in screening.rejected)
-    session.emit(Screened(total=screening.total, accepted=len(screening.accepted), rejected=counts))
+    return Screened(total=screening.total, accepted=len(screening.accepted), rejected=counts)
 
 
 def _search_and_verify(
@@ -159,7 +168,7 @@ def _search_and_verify(
         slots = Slots(spec.cluster, scratch) if isolation == "slot" else None
         if slots is not None:
             stack.callback(slots.stop)
-        stack.enter_context(_stoppable(session, folder, slots))
+        stack.enter_context(stoppable(session, folder, slots))
         show()  # while the workers import, not while the first trial is measured
         if slots is not None:
             slots.start()
@@ -168,7 +177,7 @@ def _search_and_verify(
             progress.say(f"workers ready after {waited_s:.1f} s; searching")
         board = slots.board if slots is not None else None
         drive(session, board, scratch, isolation)
-        if session.stop_reason == INTERRUPTED or session.error or session.broken:
+        if session.interrupted or session.error or session.broken:
             return
         progress.say(f"search over ({session.stop_reason}); measuring the finalist against the default")
         verify(session, (lambda job: run_on_slot(board, job)) if board else run_as_job, unfinished)
@@ -176,17 +185,17 @@ def _search_and_verify(
 
 
 @contextmanager
-def _stoppable(session: SweepSession, folder: RunFolder, slots: "Slots | None") -> Iterator[None]:
+def stoppable(session: SweepSession, folder: RunFolder, slots: "Slots | None") -> Iterator[None]:
     """Ctrl-C, SIGTERM and `moetune stop` end the sweep cleanly; a second Ctrl-C ends it at once."""
     over = threading.Event()
 
     def stop() -> None:
-        session.request_stop(INTERRUPTED)
+        session.interrupt()
         if slots is not None:
             slots.board.interrupt.remote()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        if session.stop_reason == INTERRUPTED:
+        if session.interrupted:
             if slots is not None:
                 slots.hurry = True
             raise KeyboardInterrupt
@@ -194,7 +203,7 @@ def _stoppable(session: SweepSession, folder: RunFolder, slots: "Slots | None") 
 
     def watch() -> None:
         while not over.wait(STOP_POLL_S):
-            if folder.stop_file.exists() and session.stop_reason != INTERRUPTED:
+            if folder.stop_file.exists() and not session.interrupted:
                 stop()
 
     handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -212,7 +221,7 @@ def _result(session: SweepSession, folder: RunFolder) -> RunResult:
         raise session.error
     if session.broken:
         raise session.broken
-    if session.stop_reason == INTERRUPTED:
+    if session.interrupted:
         done = len(session.records)
         raise Interrupted(f"stopped; {done} finished trials are kept in {folder.path}", "go on with --resume")
     if session.winner() is None:
