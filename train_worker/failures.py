@@ -10,7 +10,7 @@ from typing import Literal
 
 from train_worker.outcome import Crashed, Outcome, OutOfMemory, Rejected
 
-# "Cuda failure 2" is out of memory, "Cuda failure 217" is not. The words of CUDA, Triton and DeepEP differ in the middle.
+# "Cuda failure 2" is out of memory, "Cuda failure 217" is not. CUDA, Triton and DeepEP differ in the middle.
 DEVICE_OUT_OF_MEMORY = re.compile(
     r"\bcuda\b[^\n]{0,120}\bout of memory|\bcuda failure 2\b|failed to cuda (calloc|malloc)"
     r"|cu(blas|dnn)_status_alloc_failed|cudaerrormemoryallocation"
