@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="moetune", description="Finds the fastest correct way to train a Mixture-of-Experts model, and proves it."
     )
+    top.add_argument("--version", action="version", version=f"moetune {version('moetune')}")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, (function, add, text) in VERBS.items():
         verb = verbs.add_parser(name, help=text, description=text)
@@ -91,8 +93,15 @@ def _run(options: argparse.Namespace, console: Console) -> BaseModel | None:
     result = run(sweep, wanted, console)
     uri = sweep.spec.tracking.mlflow_uri
     answer = report(result.folder, None, uri, console)
-    console.print(f"\nDashboard: moetune ui {options.sweep}\nFull report: moetune report {options.sweep} -o DIR")
+    console.print(
+        f"\nDashboard: {_command()} ui {options.sweep}\nFull report: {_command()} report {options.sweep} -o DIR"
+    )
     return answer
+
+
+def _command() -> str:
+    """How this command was called, so that what is printed can be typed: ".venv/bin/moetune" is not on the PATH."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "moetune" else "moetune"
 
 
 def _report(options: argparse.Namespace, console: Console) -> BaseModel | None:
@@ -128,8 +137,12 @@ def _init(options: argparse.Namespace, console: Console) -> BaseModel | None:
 
 def _status(options: argparse.Namespace, console: Console) -> BaseModel | None:
     from tuner.commands.status import render, statuses
+    from tuner.sweep import load_sweep
 
-    found = statuses(options.folder)
+    folder = options.folder
+    if folder.suffix in (".yaml", ".yml"):  # a sweep file, as every other verb takes it
+        folder = load_sweep(folder).spec.tracking.folder
+    found = statuses(folder)
     if not options.json:
         render(found, console)
     return found
@@ -194,7 +207,9 @@ def _add_init(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_status(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("folder", nargs="?", type=Path, default=Path("moetune-runs"), help="tracking.folder")
+    verb.add_argument(
+        "folder", nargs="?", type=Path, default=Path("moetune-runs"), help="tracking.folder, or a sweep file"
+    )
 
 
 def _add_stop(verb: argparse.ArgumentParser) -> None:

@@ -54,7 +54,10 @@ def legend(board: Leaderboard) -> str:
     floor = "No configuration was repeated, so the noise floor is unknown"
     if board.noise_floor is not None:
         floor = f"Noise floor {board.noise_floor:.1%} (two trials of one configuration differ by less in 95% of cases)"
-    text = f"Intervals: 95%, of the median step. Ranks with = cannot be told from the leader. {floor}."
+    text = (
+        "Intervals: 95%, of the median step. Ranks with = cannot be told from the leader by these single trials; "
+        f"the verdict rests on the interleaved rounds. {floor}."
+    )
     if len(board.fingerprints) > 1:
         text += f" CAUTION: trials ran on {len(board.fingerprints)} different stacks; they are not comparable."
     return text

@@ -157,8 +157,14 @@ def tree() -> set[str]:
 
 def test_the_tree_in_the_readme_is_the_real_one() -> None:
     """Root files, root folders, and the folders inside packages."""
-    real = {str(path) for path in files() if len(path.parts) == 1}
+    # A user's own files (mine.yaml, out/) are not the project's: only what is tracked counts.
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    real = {str(path) for path in files() if len(path.parts) == 1 and str(path) in tracked}
     for folder in folders():
+        if not any(name.startswith(f"{folder}/") for name in tracked):
+            continue
         if len(folder.parts) == 1 or (folder.parts[0] in PACKAGES and len(folder.parts) == 2):
             real.add(f"{folder}/")
     assert tree() == real

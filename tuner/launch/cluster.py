@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ SETTINGS = {
     "RAY_worker_maximum_startup_concurrency": "16",  # by default one a core, and a warning for each further one
     # Off in a private cluster: it would kill the board for a rank's memory (see train_worker.host_memory).
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_prestart_worker_first_driver": "0",  # idle workers, one a CPU, would start while the first trial is timed
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -48,15 +50,18 @@ def joined(address: str | None, cluster: ClusterShape) -> Iterator[None]:
         _reach(address)
     import ray
 
-    if address is None and cluster.device == "cuda":
-        _enough_gpus_here(cluster.workers)
+    if address is None:
+        _path_without_blanks()
+        if cluster.device == "cuda":
+            _enough_gpus_here(cluster.workers)
     reaper = Reaper() if address is None else None
     try:
-        if address is None:
+        if reaper is not None:
             gpus = cluster.workers if cluster.device == "cuda" else None
             _start_private(num_cpus=cluster.workers + SPARE_CPUS, num_gpus=gpus, include_dashboard=False, **QUIET)
+            reaper.watch(ray.get_runtime_context().get_session_name())
         else:
-            _join(address, cluster)
+            _join(str(address), cluster)
         yield
     finally:
         ray.shutdown()
@@ -75,6 +80,15 @@ def _join(address: str, cluster: ClusterShape) -> None:
             "check it with `ray status --address ...`, and that its Ray and Python versions are the same as here",
         ) from error
     _enough(cluster, address)
+
+
+def _path_without_blanks() -> None:
+    """Ray 2.60 starts its workers by an unquoted shell command: with a blank in it they never come, without a word."""
+    if any(each.isspace() for each in sys.prefix):
+        raise ResourceMissing(
+            f"Ray cannot start workers from a path with blanks: {sys.prefix}",
+            "move the checkout (or its .venv) to a path without blanks, or join a running cluster with --address",
+        )
 
 
 def _enough_gpus_here(workers: int) -> None:

@@ -2,7 +2,8 @@
 
 A private Ray mostly ends with its driver, but its agents were seen to hang on exit for good once the raylet was
 gone (Ray 2.60: two processes, 220 MB, in 2 of 2 kills). Everything the driver starts inherits a mark in its
-environment; when the driver's end of a pipe closes, whatever still carries the mark after a grace is killed.
+environment; when the driver's end of a pipe closes, whatever still carries the mark after a grace is killed. So is
+what has a file of the driver's Ray session open: an agent that renames itself may have overwritten its environment.
 
 Standard library only, and run as a file of its own: it must start in milliseconds and outlive everything.
 """
@@ -35,6 +36,12 @@ class Reaper:
             env={name: value for name, value in os.environ.items() if name != MARK},
         )
 
+    def watch(self, session: str) -> None:
+        """Name the private Ray's session, such as "session_2026-11-30_10-06-38_498836_28493"."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(session.encode())
+        self._process.stdin.flush()
+
     def close(self) -> None:
         """The driver ends: wait until all it started has ended, by itself or by the reaper."""
         os.environ.pop(MARK, None)
@@ -53,10 +60,20 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def in_session(session: str) -> list[int]:
+    """Processes that have a file of a Ray session open; none for an empty name."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*") if session else ():
+        with contextlib.suppress(OSError):
+            if any(f"/{session}/" in str(link.readlink()) for link in (folder / "fd").iterdir()):
+                found.append(int(folder.name))
+    return found
+
+
 def main(mark: str, driver: int) -> None:
-    sys.stdin.buffer.read()  # returns when the driver closes its end, or dies
+    session = sys.stdin.buffer.read().decode()  # returns when the driver closes its end, or dies
     deadline = time.monotonic() + GRACE_S
-    while (left := [pid for pid in marked(mark) if pid != driver]) and time.monotonic() < deadline:
+    while (left := {*marked(mark), *in_session(session)} - {driver, os.getpid()}) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
