@@ -1,6 +1,8 @@
 """A sweep from the inside: real Optuna, a real journal, and outcomes as a slot would bring them."""
 
-from collections.abc import Callable
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -348,3 +350,37 @@ def test_the_default_as_winner_needs_no_comparison(bench: Bench) -> None:
     compared = verify(session, lambda _: pytest.fail("nothing to measure"))
     assert compared is not None
     assert compared.verdict == "same"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("this machine does not let us mount a tmpfs, which a really full disk needs")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_stops_the_sweep_and_a_resume_loses_and_repeats_nothing(small_disk: Path) -> None:
+    bench = Bench(small_disk, 12)
+    session = bench.session()
+    ids = drive(session, limit=4)
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    ids += drive(session)
+    assert isinstance(session.error, ResourceMissing)
+    assert "--resume" in str(session.error)
+    assert session.next_job("h") == "done"
+    bench.journal.close()
+    filler.unlink()
+
+    again = bench.session()
+    kept = [record.candidate.id for record in bench.state().finished]
+    assert kept == ids, "a measured trial was lost on the full disk"
+    rest = drive(again)
+    assert not again.error
+    assert len(ids + rest) == len(set(ids + rest)) == 12
+    bench.journal.close()
