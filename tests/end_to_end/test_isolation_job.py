@@ -39,6 +39,6 @@ def test_a_job_that_diverges_says_so_although_both_ranks_raise() -> None:
 
 @pytest.mark.timeout(300)
 def test_a_job_past_its_deadline_is_hung(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "START_ALLOWANCE_S", 20.0)
+    monkeypatch.setattr(trials, "START_ALLOWANCE_S", 5.0)
     outcome = trials.run_job(job("hung", steps=1_000_000, limit_s=5))
     assert isinstance(outcome, Hung)

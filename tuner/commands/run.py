@@ -155,9 +155,6 @@ def _search_and_verify(
 ) -> None:
     """Everything that needs Ray. Leaves no process behind, however it ends."""
     from tuner.launch import cluster
-    from tuner.launch.drive import drive, run_on_slot
-    from tuner.launch.slots import Slots
-    from tuner.launch.trials import run_as_job
 
     spec, isolation = sweep.spec, options.isolation or sweep.spec.launch.isolation
     unfinished = tuple(p for p in fold(journal.events).in_flight if p.purpose == "verify")
@@ -165,6 +162,11 @@ def _search_and_verify(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moetune-ray-")))
         progress.say("starting Ray")
         stack.enter_context(cluster.joined(options.address or spec.launch.address, spec.cluster))
+        # Only now: these import ray.train (2.5 s), and a wrong address should be said at once.
+        from tuner.launch.drive import drive, run_on_slot
+        from tuner.launch.slots import Slots
+        from tuner.launch.trials import run_as_job
+
         slots = Slots(spec.cluster, scratch) if isolation == "slot" else None
         if slots is not None:
             stack.callback(slots.stop)
