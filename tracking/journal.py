@@ -268,7 +268,7 @@ def _parse(data: bytes, path: Path) -> tuple[list[Event], int]:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
             raise _damaged(path, number, f"{place}: {first['msg']}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _damaged(path, number, str(error)) from error
     return events, len(data) - len(torn)
 

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     # Libraries print where they like; with --json the real stdout is set aside for the one document.
     stdout = options.stdout = _set_aside_stdout() if options.json else None
-    console = Console(stderr=options.json, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = PatientConsole(stderr=options.json, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     command: Command = options.command
     try:
@@ -46,6 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if stdout is not None and result is not None:
         _write(stdout, result.model_dump_json(indent=2))
     return OK
+
+
+class PatientConsole(Console):
+    """A console whose reader may go away (`| head`): what is left goes nowhere, and the sweep goes on."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 def _set_aside_stdout() -> int:

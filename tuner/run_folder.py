@@ -57,8 +57,11 @@ class RunStatus(Noun):
 
 def runs_of(sweep_folder: Path) -> list[RunFolder]:
     """Runs of one sweep, oldest first; empty where there is none."""
-    if not sweep_folder.is_dir():
-        return []
+    try:
+        if not sweep_folder.is_dir():
+            return []
+    except OSError as error:  # such as a name that is too long
+        raise InputError([Fault(f"no such folder can be: {error.strerror}", str(sweep_folder)[:200])]) from error
     folders = [path for path in sweep_folder.iterdir() if path.name.isdecimal() and (path / JOURNAL_NAME).exists()]
     return [RunFolder(path=path) for path in sorted(folders, key=lambda path: int(path.name))]
 

@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,9 +109,6 @@ def test_a_changed_sweep_is_not_resumed(tmp_path: Path) -> None:
 def test_output_into_a_closed_pipe_is_no_fault(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    import subprocess
-    import sys
-
     done = subprocess.run(
         [sys.executable, "-m", "tuner.cli", "plan", str(write_sweep(tmp_path, 3)), "--json"],
         stdout=write_end,
@@ -119,4 +118,22 @@ def test_output_into_a_closed_pipe_is_no_fault(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     os.close(write_end)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
+    """`moetune plan SWEEP | head -1` writes through the same console as a sweep does."""
+    sweep = write_sweep(tmp_path, 3)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "tuner.cli", "plan", str(sweep)],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    os.close(write_end)
+    assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -161,7 +161,10 @@ def _search_and_verify(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moetune-ray-")))
         progress.say("starting Ray")
+        stack.enter_context(stoppable(session, folder, None))
         stack.enter_context(cluster.joined(options.address or spec.launch.address, spec.cluster))
+        if session.interrupted:
+            return
         # Only now: these import ray.train (2.5 s), and a wrong address should be said at once.
         from tuner.launch.drive import drive, run_on_slot
         from tuner.launch.slots import Slots
@@ -170,7 +173,7 @@ def _search_and_verify(
         slots = Slots(spec.cluster, scratch) if isolation == "slot" else None
         if slots is not None:
             stack.callback(slots.stop)
-        stack.enter_context(stoppable(session, folder, slots))
+        stack.enter_context(stoppable(session, folder, slots))  # again: ray.init has put its own SIGTERM handler there
         show()  # while the workers import, not while the first trial is measured
         if slots is not None:
             slots.start()
@@ -189,9 +192,10 @@ def _search_and_verify(
 @contextmanager
 def stoppable(session: SweepSession, folder: RunFolder, slots: "Slots | None") -> Iterator[None]:
     """Ctrl-C, SIGTERM and `moetune stop` end the sweep cleanly; a second Ctrl-C ends it at once."""
-    over = threading.Event()
+    over, acted = threading.Event(), threading.Event()
 
     def stop() -> None:
+        acted.set()
         session.interrupt()
         if slots is not None:
             slots.board.interrupt.remote()
@@ -205,7 +209,7 @@ def stoppable(session: SweepSession, folder: RunFolder, slots: "Slots | None") -
 
     def watch() -> None:
         while not over.wait(STOP_POLL_S):
-            if folder.stop_file.exists() and not session.interrupted:
+            if folder.stop_file.exists() and not acted.is_set():
                 stop()
 
     handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
