@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from search_spaces.errors import ResourceMissing
+from search_spaces.errors import Interrupted, ResourceMissing
 from search_spaces.shapes import ClusterShape
 from tuner.launch.reaper import Reaper
 
@@ -111,6 +111,9 @@ def _start_private(**options: Any) -> None:
         try:
             ray.init(address="local", **options)
             return
+        except SystemExit as error:  # Ray's own SIGTERM handler, which stands from the first moment of ray.init
+            ray.shutdown()
+            raise Interrupted("stopped while Ray was starting", "go on with --resume") from error
         except Exception as error:  # Ray raises a bare Exception where its daemons do not come up in time
             ray.shutdown()
             if last:
