@@ -126,4 +126,3 @@ Outcome = Annotated[
     Field(discriminator="kind"),
 ]
 OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
-OUTCOME_KINDS = ("measured", "out_of_memory", "rejected", "hung", "diverged", "crashed")

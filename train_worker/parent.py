@@ -4,7 +4,7 @@ Why: importing torch and Megatron-Core costs 7 to 13 s a trial; a fork of a proc
 milliseconds. A Ray worker cannot be that process: it has threads, and forking it can deadlock. This one has
 exactly one thread and never touches the accelerator, so a child starts with a clean CUDA state.
 
-Protocol: JSON lines. In: {"fork": {...}} as `ForkRequest`. Out: {"ready": ...}, {"forked": pid},
+Protocol: JSON lines. In: `ForkRequest`. Out: {"ready": ...}, {"forked": pid},
 {"exited": pid, "status": n}. End of input kills the children and ends the parent.
 Run as `python -m train_worker.parent cpu|cuda`.
 """
@@ -97,7 +97,7 @@ def _fork(request: ForkRequest) -> int:
 
 
 def _become_rank(request: ForkRequest) -> None:
-    """Own session and process group, own log, own environment, own memory limit; first to go if memory runs out."""
+    """Own session and process group, own log, own environment; first to go if memory runs out."""
     os.setsid()
     die_with_parent()
     log = os.open(request.folder / f"rank-{request.place.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

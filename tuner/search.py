@@ -21,10 +21,10 @@ from ray.tune.search import Searcher
 
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.space import SearchSpace
+from tuner.session import Told
 
 STARTUP_SHARE = 4  # a quarter of the trials is drawn at random, 4 at least: TPE needs something to go by
 CONSTRAINT = "runs"  # > 0: the trial did not run (out of memory, diverged, hung, rejected)
-Told = Literal["measured", "infeasible", "lost"]
 
 logger = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ class SweepSession:
     # --- what Tune asks (tuner.search.Session)
 
     def next_job(self, handle: str) -> str:
-        """A TrialJob as JSON, "wait" (the baseline must end first), or "done"."""
+        """A TrialJob as JSON, "wait" (every slot is taken, or the baseline must end first), or "done"."""
         if self.stop_reason or self._spent():
             return "done"
         if len(self._running) >= self.sweep.spec.cluster.slots:

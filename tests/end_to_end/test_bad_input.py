@@ -106,11 +106,12 @@ def test_a_changed_sweep_is_not_resumed(tmp_path: Path) -> None:
     assert "not a Ray address" in refused("run", sweep, "--resume", "--address", "nonsense", code=4)
 
 
-def test_output_into_a_closed_pipe_is_no_fault(tmp_path: Path) -> None:
+def into_a_closed_pipe(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    """Run the command with a stdout that nobody reads any more, as after `| head -1`."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     done = subprocess.run(
-        [sys.executable, "-m", "tuner.cli", "plan", str(write_sweep(tmp_path, 3)), "--json"],
+        [sys.executable, "-m", "tuner.cli", *map(str, arguments)],
         stdout=write_end,
         stderr=subprocess.PIPE,
         text=True,
@@ -118,22 +119,16 @@ def test_output_into_a_closed_pipe_is_no_fault(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     os.close(write_end)
+    return done
+
+
+def test_output_into_a_closed_pipe_is_no_fault(tmp_path: Path) -> None:
+    done = into_a_closed_pipe("plan", write_sweep(tmp_path, 3), "--json")
     assert "Traceback" not in done.stderr
 
 
 def test_a_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
     """`moetune plan SWEEP | head -1` writes through the same console as a sweep does."""
-    sweep = write_sweep(tmp_path, 3)
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    done = subprocess.run(
-        [sys.executable, "-m", "tuner.cli", "plan", str(sweep)],
-        stdout=write_end,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    os.close(write_end)
+    done = into_a_closed_pipe("plan", write_sweep(tmp_path, 3))
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
