@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.errors import Fault, InputError
-from search_spaces.rules import ALL_RULES, Case, Rule, Verdict
+from search_spaces.rules import Case, Rule, Verdict, rules_for
 from search_spaces.shapes import ClusterShape, ModelShape, Noun, StackVersions, TrainingShape
 from search_spaces.space import Knob, LeafCounter, SearchSpace
 
@@ -38,12 +38,19 @@ class Screening:
     rejected: tuple[Refusal, ...]
 
 
-def verdict(case: Case, rules: Sequence[Rule] = ALL_RULES) -> Verdict | None:
-    """The first rule that refuses one explicit case, with its reason; None where it is legal."""
-    for rule in rules:
+def verdict(case: Case, rules: Sequence[Rule] | None = None) -> Verdict | None:
+    """The first rule that refuses one explicit case, with its reason; None where it is legal.
+
+    `rules` None: those of the case's launchers and release, this project's worker included.
+    """
+    for rule in _rules_of(case) if rules is None else rules:
         if reason := rule.refusal(case):
-            return Verdict(rule.id, reason)
+            return Verdict(rule.id, reason, rule.level)
     return None
+
+
+def _rules_of(case: Case) -> tuple[Rule, ...]:
+    return rules_for(case.launchers, case.stack.megatron_core if case.stack else None)
 
 
 def screen(
@@ -52,11 +59,12 @@ def screen(
     cluster: ClusterShape,
     training: TrainingShape,
     stack: StackVersions | None = None,
-    rules: Sequence[Rule] = ALL_RULES,
+    rules: Sequence[Rule] | None = None,
     limit: int = ACCEPTED_LIMIT,
 ) -> Screening:
     """Screen every point. Raises InputError where more than `limit` points are legal: the space must be narrowed."""
-    walk = _Walk(space, rules, Case({}, model, cluster, training, {}, stack), limit)
+    facts = Case({}, model, cluster, training, {}, stack)
+    walk = _Walk(space, _rules_of(facts) if rules is None else rules, facts, limit)
     walk.descend(0)
     rejected = sorted(walk.refusals(), key=lambda refusal: (-refusal.count, refusal.rule))
     return Screening(

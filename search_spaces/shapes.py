@@ -124,3 +124,5 @@ class StackVersions(Noun):
     cuda: str | None = None
     deep_ep: str | None = None
     hybrid_ep: str | None = None
+    megatron_lm: str | None = Field(None, description="the launcher, where one is used")
+    megatron_bridge: str | None = Field(None, description="the launcher, where one is used")

@@ -5,8 +5,10 @@ device lacks it), SHP (a size does not split), OPT (the optimizer), STK (a packa
 RUN (seen to fail at run time, or not done by this worker) and DUP (the same effect as another candidate).
 """
 
+from functools import cache
+
 from search_spaces.rules import dispatcher, graphs, hardware, overlap, parallelism, precision, recompute, worker
-from search_spaces.rules.rule import Case, Rule, Verdict, case_of, compute_capability
+from search_spaces.rules.rule import Case, Launcher, Rule, Verdict, case_of, compute_capability
 
 # Hardware first: "needs a GPU" says more than a clash between two knobs that both need one.
 STACK_RULES: tuple[Rule, ...] = (
@@ -20,4 +22,17 @@ STACK_RULES: tuple[Rule, ...] = (
 )
 ALL_RULES: tuple[Rule, ...] = (*STACK_RULES, *worker.RULES)
 
-__all__ = ["ALL_RULES", "STACK_RULES", "Case", "Rule", "Verdict", "case_of", "compute_capability"]
+
+@cache
+def rules_for(launchers: frozenset[Launcher], megatron_core: str | None, worker: bool = True) -> tuple[Rule, ...]:
+    """The rules that hold for a target: its launchers and its release of megatron-core (None: the newest known).
+
+    `worker`: with those of this project's own worker.
+    """
+    rules = ALL_RULES if worker else STACK_RULES
+    return tuple(rule for rule in rules if rule.concerns(launchers, megatron_core))
+
+
+__all__ = [
+    "ALL_RULES", "STACK_RULES", "Case", "Launcher", "Rule", "Verdict", "case_of", "compute_capability", "rules_for",
+]  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from search_spaces.candidate import KnobValue
 from search_spaces.presets import load_model
-from search_spaces.rules import Case
+from search_spaces.rules import Case, Launcher
 from search_spaces.shapes import ClusterShape, StackVersions, TrainingShape
 
 TINY = load_model("tiny-moe")
@@ -57,9 +57,13 @@ def case(
     training: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     stack: Mapping[str, object] | None = None,
+    launchers: tuple[Launcher, ...] = (),
     **knobs: KnobValue,
 ) -> Case:
-    """A case of the tiny model. `model`, `training` and `stack` change single facts; knobs by short or full name."""
+    """A case of the tiny model. `model`, `training` and `stack` change single facts; knobs by short or full name.
+
+    Without `stack` the versions are unknown.
+    """
     base = TRAINING if cluster.device == "cpu" else GPU_TRAINING
     made = Case(
         {SHORT.get(name, name): value for name, value in knobs.items()},
@@ -67,5 +71,6 @@ def case(
         cluster,
         base.model_copy(update=dict(training or {})),
         dict(env or {}),
+        launchers=frozenset(launchers),
     )
     return made if stack is None else replace(made, stack=STACK.model_copy(update=dict(stack)))

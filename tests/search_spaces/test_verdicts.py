@@ -7,7 +7,7 @@ from search_spaces.presets import load_model
 from search_spaces.rules import STACK_RULES
 from search_spaces.screen import verdict
 from tests.search_spaces.cases import case
-from tests.search_spaces.test_rules import CUTLASS, H1, H8, KEPT_NORM
+from tests.search_spaces.examples.common import CUTLASS, H1, H8, KEPT_NORM
 
 
 def test_layouts_seen_to_train_are_accepted() -> None:

@@ -1,0 +1,22 @@
+"""Each rule with a case that breaks it and one that just satisfies it, by area as in `search_spaces/rules`."""
+
+from search_spaces.rules import Case
+from tests.search_spaces.examples import (
+    dispatcher,
+    graphs,
+    hardware,
+    overlap,
+    parallelism,
+    precision,
+    recompute,
+    worker,
+)
+from tests.search_spaces.oracle import Oracle
+
+AREAS = (parallelism, dispatcher, overlap, recompute, precision, graphs, hardware, worker)
+EXAMPLES: dict[str, tuple[Case, Case]] = {}
+ORACLE: dict[str, Oracle] = {}  # of the rules that another real object judges than the configuration
+for _area in AREAS:
+    assert not EXAMPLES.keys() & _area.EXAMPLES.keys(), "an id is used in two areas"
+    EXAMPLES |= _area.EXAMPLES
+    ORACLE |= getattr(_area, "ORACLE", {})

@@ -1,0 +1,9 @@
+"""Rule -> (a case that breaks it, one that just satisfies it): the two differ in as little as possible."""
+
+from search_spaces.rules import Case
+from tests.search_spaces.cases import case
+from tests.search_spaces.examples.common import H8
+
+EXAMPLES: dict[str, tuple[Case, Case]] = {
+    "RUN-02": (case(H8, graphs="transformer_engine"), case(H8, graphs="none")),
+}
