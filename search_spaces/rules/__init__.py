@@ -1,13 +1,27 @@
 """Every rule, by area. To add one: write a pure function in its area's file, put a `Rule` in that file's table.
 
-Ids are those of the rule catalogue where it has one (PAR, DSP, OVL, RCP, PRC, CGR, HW, TRAP); own ids are CPU (the
+Ids are those of the rule catalogue where it has one (PAR, DSP, OVL, RCP, PRC, CGR, OFF, CAP, STA, FUS, FSD, BRG, HW, TRAP); own ids are CPU (the
 device lacks it), SHP (a size does not split), OPT (the optimizer), STK (a package is missing), UNK (an unknown word),
 RUN (seen to fail at run time, or not done by this worker) and DUP (the same effect as another candidate).
 """
 
 from functools import cache
 
-from search_spaces.rules import dispatcher, graphs, hardware, overlap, parallelism, precision, recompute, worker
+from search_spaces.rules import (
+    bridge,
+    capacity,
+    dispatcher,
+    fsdp,
+    fusions,
+    graphs,
+    hardware,
+    offload,
+    overlap,
+    parallelism,
+    precision,
+    recompute,
+    worker,
+)
 from search_spaces.rules.rule import Case, Launcher, Rule, Verdict, case_of, compute_capability
 
 # Hardware first: "needs a GPU" says more than a clash between two knobs that both need one.
@@ -19,6 +33,11 @@ STACK_RULES: tuple[Rule, ...] = (
     *recompute.RULES,
     *precision.RULES,
     *graphs.RULES,
+    *offload.RULES,
+    *capacity.RULES,
+    *fusions.RULES,
+    *fsdp.RULES,
+    *bridge.RULES,
 )
 ALL_RULES: tuple[Rule, ...] = (*STACK_RULES, *worker.RULES)
 

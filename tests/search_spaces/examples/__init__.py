@@ -2,9 +2,14 @@
 
 from search_spaces.rules import Case
 from tests.search_spaces.examples import (
+    bridge,
+    capacity,
     dispatcher,
+    fsdp,
+    fusions,
     graphs,
     hardware,
+    offload,
     overlap,
     parallelism,
     precision,
@@ -13,7 +18,9 @@ from tests.search_spaces.examples import (
 )
 from tests.search_spaces.oracle import Oracle
 
-AREAS = (parallelism, dispatcher, overlap, recompute, precision, graphs, hardware, worker)
+AREAS = (
+    parallelism, dispatcher, overlap, recompute, precision, graphs, offload, capacity, fusions, fsdp, bridge, hardware, worker,
+)  # fmt: skip
 EXAMPLES: dict[str, tuple[Case, Case]] = {}
 ORACLE: dict[str, Oracle] = {}  # of the rules that another real object judges than the configuration
 for _area in AREAS:

@@ -1,0 +1,5 @@
+"""Rules of expert capacity, routing and the paged stash."""
+
+from search_spaces.rules.rule import Rule
+
+RULES: tuple[Rule, ...] = ()
