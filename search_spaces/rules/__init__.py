@@ -1,8 +1,9 @@
 """Every rule, by area. To add one: write a pure function in its area's file, put a `Rule` in that file's table.
 
-Ids are those of the rule catalogue where it has one (PAR, DSP, OVL, RCP, PRC, CGR, OFF, CAP, STA, FUS, FSD, BRG, HW, TRAP); own ids are CPU (the
-device lacks it), SHP (a size does not split), OPT (the optimizer), STK (a package is missing), UNK (an unknown word),
-RUN (seen to fail at run time, or not done by this worker) and DUP (the same effect as another candidate).
+Ids are those of the rule catalogue where it has one (PAR, DSP, OVL, RCP, PRC, CGR, OFF, CAP, STA, FUS, FSD, BRG, HW,
+TRAP); own ids are CPU (the device lacks it), SHP (a size does not split), OPT (the optimizer), STK (a package is
+missing), UNK (an unknown word), RUN (seen to fail at run time, or not done by this worker) and DUP (the same effect as
+another candidate).
 """
 
 from functools import cache
