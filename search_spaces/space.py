@@ -16,6 +16,8 @@ from typing import NamedTuple
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.errors import Fault, InputError
 
+ABSENT = object()  # stands for the value of a knob that does not exist where it is looked for
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -203,7 +205,7 @@ class LeafCounter:
         """Points that agree with `decided`, which holds the active ones of the first `depth` knobs."""
         if depth == len(self._order):
             return 1
-        key = (depth, *(decided.get(name, _ABSENT) for name in self._read[depth]))
+        key = (depth, *(decided.get(name, ABSENT) for name in self._read[depth]))
         if key not in self._known:
             self._known[key] = self._count_below(depth, decided)
         return self._known[key]
@@ -216,6 +218,3 @@ class LeafCounter:
         for value in knob.choices:
             total += self.count(depth + 1, {**decided, knob.name: value})
         return total
-
-
-_ABSENT = object()

@@ -6,68 +6,72 @@ told before, and on nothing else: the same journal gives the same next candidate
 """
 
 import hashlib
-import json
 import logging
 import random
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import Trial, TrialState, create_trial
 from ray.tune.search import Searcher
 
 from search_spaces.candidate import Candidate, KnobValue
-from search_spaces.space import SearchSpace
+from search_spaces.legal import LegalSpace
+from search_spaces.space import Knob
 from tuner.session import Told
 
 STARTUP_SHARE = 4  # a quarter of the trials is drawn at random, 4 at least: TPE needs something to go by
+NEAR_ATTEMPTS, NEAR_SHARE = 64, 16  # tries for an unseen neighbour: 16 with one knob changed, 16 with two, ...
 CONSTRAINT = "runs"  # > 0: the trial did not run (out of memory, diverged, hung, rejected)
 
 logger = logging.getLogger(__name__)
 
 
 class Proposer:
-    """Proposes candidates out of `legal`; never the same one twice. Optuna's TPE leads, legality has the last word.
+    """Proposes legal candidates, never the same one twice. Optuna's TPE leads, legality has the last word.
 
-    What TPE draws is moved to the nearest legal unseen candidate (fewest knobs changed, ties drawn by seed), so
-    no proposal is wasted on a configuration that the rules refuse.
+    A proposal is a walk through the legal space: each knob takes TPE's suggestion where a legal point goes on from it,
+    else one of the choices still open, so no proposal is wasted on a configuration that the rules refuse.
     """
 
     def __init__(
-        self,
-        space: SearchSpace,
-        legal: Sequence[Candidate],
-        direction: Literal["minimize", "maximize"],
-        seed: int,
-        expected_trials: int,
+        self, legal: LegalSpace, direction: Literal["minimize", "maximize"], seed: int, expected_trials: int
     ) -> None:
-        self.space, self.legal, self.seed = space, list(legal), seed
+        self.legal, self.space, self.seed = legal, legal.space, seed
         self.startup = max(expected_trials // STARTUP_SHARE, 4)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(direction=direction)
-        self._codes = _codes([space.values(candidate) for candidate in self.legal], space)
-        self._index = {candidate.id: row for row, candidate in enumerate(self.legal)}
-        self._unseen = np.ones(len(self.legal), dtype=bool)
-        self._choices = _live_choices([space.values(candidate) for candidate in self.legal], space)
+        self._choices = legal.choices_alive()
+        self._seen: set[str] = set()
+        self._legal_seen = 0
         self._running: dict[int, Trial] = {}
 
     def propose(self, number: int) -> Candidate | None:
         """The candidate of trial `number`, or None once every legal candidate has been seen."""
-        if not self._unseen.any():
+        if self._legal_seen == self.legal.count:
             return None
+        source = random.Random(_derived(self.seed, number))
         self._study.sampler = _sampler(_derived(self.seed, number), self.startup)
         trial = self._study.ask()
-        drawn = self.space.canonical(self._walk(trial))
-        if self._fresh(drawn):
+        moved = False
+
+        def choose(knob: Knob, live: tuple[KnobValue, ...]) -> KnobValue:
+            nonlocal moved
+            wanted = self._suggested(trial, knob)
+            if wanted in live:
+                return wanted
+            moved = True
+            return source.choice(live)
+
+        drawn = self.legal.walk(choose)
+        if not moved and drawn.id not in self._seen:
             self._running[number] = trial
             self._mark(drawn)
             return drawn
         # TPE reads complete and pruned trials only; a failed one is as if it had never been asked.
         self._study.tell(trial, state=TrialState.FAIL)
-        chosen = self._nearest(drawn, number)
+        chosen = drawn if drawn.id not in self._seen else self._near(drawn, source)
         self.adopt(number, chosen)
         return chosen
 
@@ -75,7 +79,10 @@ class Proposer:
         """Trial `number` runs `candidate`, whoever chose it: the baseline, a resumed trial, a repair."""
         self._study.enqueue_trial(self._params(candidate))
         trial = self._study.ask()
-        self._walk(trial)
+        decided = self.space.values(candidate)
+        for knob in self.legal.order:
+            if knob.name in decided:
+                self._suggested(trial, knob)
         self._running[number] = trial
         self._mark(candidate)
 
@@ -107,39 +114,38 @@ class Proposer:
         )
         self._mark(candidate)
 
-    def _walk(self, trial: Trial) -> dict[str, KnobValue]:
-        """Ask for the active knobs that have more than one live choice, in the order of the space."""
-        decided: dict[str, KnobValue] = {}
-        for knob in self.space.knobs:
-            if not self.space.active(decided, knob):
-                continue
-            live = self._choices.get(knob.name, ())
-            if len(live) > 1:
-                decided[knob.name] = trial.suggest_categorical(knob.name, live)
-            else:
-                decided[knob.name] = live[0] if live else knob.default
-        return decided
+    def _suggested(self, trial: Trial, knob: Knob) -> KnobValue:
+        """What TPE says for a knob that has more than one live choice; the others are not asked."""
+        live = self._choices.get(knob.name, ())
+        if len(live) > 1:
+            return trial.suggest_categorical(knob.name, live)
+        return live[0] if live else knob.default
 
     def _params(self, candidate: Candidate) -> dict[str, KnobValue]:
-        """What `_walk` would have asked for this candidate; a value outside the live ones is left out."""
+        """What TPE would have been asked for this candidate; a value outside the live ones is left out."""
         values = self.space.values(candidate)
         live = {name: choices for name, choices in self._choices.items() if len(choices) > 1 and name in values}
         return {name: values[name] for name, choices in live.items() if values[name] in choices}
 
-    def _fresh(self, candidate: Candidate) -> bool:
-        row = self._index.get(candidate.id)
-        return row is not None and bool(self._unseen[row])
-
     def _mark(self, candidate: Candidate) -> None:
-        if (row := self._index.get(candidate.id)) is not None:
-            self._unseen[row] = False
+        if candidate.id not in self._seen:
+            self._seen.add(candidate.id)
+            self._legal_seen += candidate in self.legal
 
-    def _nearest(self, drawn: Candidate, number: int) -> Candidate:
-        code = _codes([self.space.values(drawn)], self.space)[0]
-        distance = (self._codes != code).sum(axis=1)
-        distance[~self._unseen] = distance.max() + 1
-        rows = np.flatnonzero(distance == distance.min())
-        return self.legal[int(random.Random(_derived(self.seed, number)).choice(rows))]
+    def _near(self, drawn: Candidate, source: random.Random) -> Candidate:
+        """An unseen legal candidate that differs from `drawn` in few knobs; any unseen one where none is found soon."""
+        values = self.space.values(drawn)
+        for attempt in range(NEAR_ATTEMPTS):
+            changed = set(source.sample(sorted(values), min(1 + attempt // NEAR_SHARE, len(values))))
+
+            def choose(knob: Knob, live: tuple[KnobValue, ...], changed: set[str] = changed) -> KnobValue:
+                kept = values.get(knob.name, knob.default)
+                return kept if knob.name not in changed and kept in live else source.choice(live)
+
+            found = self.legal.walk(choose)
+            if found.id not in self._seen:
+                return found
+        return next(candidate for candidate in self.legal if candidate.id not in self._seen)
 
 
 def _sampler(seed: int, startup_trials: int) -> optuna.samplers.TPESampler:
@@ -152,26 +158,6 @@ def _sampler(seed: int, startup_trials: int) -> optuna.samplers.TPESampler:
 def _derived(seed: int, number: int) -> int:
     """A 32-bit seed for trial `number`: unrelated numbers for neighbouring trials and seeds."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")
-
-
-def _codes(rows: Sequence[Mapping[str, KnobValue]], space: SearchSpace) -> "np.ndarray[Any, np.dtype[np.int16]]":
-    """One row a candidate, one column a knob: the index of its choice, -1 where the knob does not exist."""
-    known = [{json.dumps(choice): index for index, choice in enumerate(knob.choices)} for knob in space.knobs]
-    table = np.full((len(rows), len(space.knobs)), -1, dtype=np.int16)
-    for row, values in enumerate(rows):
-        for column, knob in enumerate(space.knobs):
-            if knob.name in values:
-                table[row, column] = known[column].get(json.dumps(values[knob.name]), -2)
-    return table
-
-
-def _live_choices(rows: Sequence[Mapping[str, KnobValue]], space: SearchSpace) -> dict[str, tuple[KnobValue, ...]]:
-    """For each knob the choices that some legal candidate has: what no candidate can have is never asked."""
-    live: dict[str, tuple[KnobValue, ...]] = {}
-    for knob in space.knobs:
-        used = {json.dumps(values[knob.name]) for values in rows if knob.name in values}
-        live[knob.name] = tuple(choice for choice in knob.choices if json.dumps(choice) in used)
-    return live
 
 
 class Session(Protocol):

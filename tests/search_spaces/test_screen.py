@@ -1,5 +1,6 @@
 """Screening counts exactly what listing every point would count, and prunes as it goes."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import strategies as st
 
 from search_spaces.candidate import KnobValue
 from search_spaces.errors import InputError
+from search_spaces.legal import LegalSpace, walk_order
 from search_spaces.named_spaces import LAPTOP, MOE_CORE
 from search_spaces.presets import load_model
 from search_spaces.rules import ALL_RULES, Case, Rule, case_of
-from search_spaces.screen import Screening, screen, verdict, walk_order
+from search_spaces.screen import screen, verdict
 from search_spaces.shapes import ClusterShape, ModelShape, TrainingShape
 from search_spaces.space import SearchSpace
 from tests.search_spaces.cases import LAPTOP_RANKS, STACK, TINY, TRAINING, gpus
@@ -35,10 +37,11 @@ def slow_screen(space: SearchSpace, rules: tuple[Rule, ...], facts: Case) -> tup
     return accepted, refused
 
 
-def same(screening: Screening, space: SearchSpace, rules: tuple[Rule, ...], facts: Case) -> None:
+def same(screening: LegalSpace, space: SearchSpace, rules: tuple[Rule, ...], facts: Case) -> None:
     accepted, refused = slow_screen(space, rules, facts)
-    assert [candidate.id for candidate in screening.accepted] == accepted
-    assert {refusal.rule: refusal.count for refusal in screening.rejected} == dict(refused)
+    assert {candidate.id for candidate in screening} == set(accepted)
+    assert screening.count == len(accepted)
+    assert {refusal.rule: refusal.count for refusal in screening.refusals} == dict(refused)
     assert screening.total == len(accepted) + refused.total()
 
 
@@ -95,41 +98,42 @@ def test_counts_are_those_of_brute_force_on_the_real_rules(
 ) -> None:
     assert 2_000 < space.size() < 40_000, "large enough to mean something, small enough to list"
     screening = screen(space, TINY, cluster, training, STACK)
-    assert screening.accepted
+    assert screening.count
     same(screening, space, ALL_RULES, Case({}, TINY, cluster, training, stack=STACK))
 
 
 @pytest.fixture(scope="module")
-def laptop() -> Screening:
+def laptop() -> LegalSpace:
     return screen(LAPTOP, TINY, LAPTOP_RANKS, TRAINING)
 
 
-def test_the_laptop_space_has_known_counts(laptop: Screening) -> None:
+def test_the_laptop_space_has_known_counts(laptop: LegalSpace) -> None:
     """888 = 2 dispatchers x 4 micro-batches x 111: layout and data parallelism (recompute counted with each).
 
     Layouts without DP (PP 2: plain 7 recomputes, VPP 6, and TP 2 with ETP 2 or EP 2: 7 each): 7 + 6 + 7 + 7 = 27;
     with DP (EP 1, EP 2, and TP 2 with ETP 1): 3 x 7 recomputes x 4 settings = 84.
     """
     assert laptop.total == 2_688_000
-    assert len(laptop.accepted) == 2 * 4 * (27 + 84) == 888
-    assert laptop.total == 888 + sum(refusal.count for refusal in laptop.rejected)
-    assert laptop.accepted[0].id == LAPTOP.default().id
-    assert len({candidate.id for candidate in laptop.accepted}) == 888
+    assert laptop.count == 2 * 4 * (27 + 84) == 888
+    assert laptop.total == 888 + sum(refusal.count for refusal in laptop.refusals)
+    assert next(iter(laptop)).id == LAPTOP.default().id
+    assert len({candidate.id for candidate in laptop}) == 888
+    assert all(candidate in laptop for candidate in laptop)
 
 
-def test_what_is_accepted_breaks_no_rule_and_each_example_breaks_its_own(laptop: Screening) -> None:
+def test_what_is_accepted_breaks_no_rule_and_each_example_breaks_its_own(laptop: LegalSpace) -> None:
     by_id = {rule.id: rule for rule in ALL_RULES}
-    for candidate in laptop.accepted:
+    for candidate in laptop:
         assert verdict(case_of(candidate, TINY, LAPTOP_RANKS, TRAINING)) is None
         assert LAPTOP.canonical(LAPTOP.values(candidate)).id == candidate.id
-    for refusal in laptop.rejected:
+    for refusal in laptop.refusals:
         case = case_of(refusal.example, TINY, LAPTOP_RANKS, TRAINING)
         assert by_id[refusal.rule].refusal(case) is not None
         assert refusal.count > 0
 
 
-def test_what_this_machine_lacks_is_in_the_space_and_refused_with_its_reason(laptop: Screening) -> None:
-    reasons = {refusal.rule: refusal.reason for refusal in laptop.rejected}
+def test_what_this_machine_lacks_is_in_the_space_and_refused_with_its_reason(laptop: LegalSpace) -> None:
+    reasons = {refusal.rule: refusal.reason for refusal in laptop.refusals}
     for rule, word in {
         "CPU-01": "flex", "CPU-02": "FP8", "CPU-03": "graphs", "CPU-04": "EP overlap", "CPU-06": "moe_act",
         "PAR-27": "trains wrong",
@@ -138,7 +142,7 @@ def test_what_this_machine_lacks_is_in_the_space_and_refused_with_its_reason(lap
 
 
 def test_screening_lists_only_what_it_must() -> None:
-    """The work is bounded by prefixes: 2.7 million points with fewer than 60,000 questions to rules."""
+    """The work is bounded by prefixes: 2.7 million points with fewer than 10,000 questions to rules."""
     asked = Counter[str]()
 
     def counted(rule: Rule) -> Rule:
@@ -149,25 +153,54 @@ def test_screening_lists_only_what_it_must() -> None:
         return Rule(rule.id, rule.reads, check, rule.source, rule.fix)
 
     screening = screen(LAPTOP, TINY, LAPTOP_RANKS, TRAINING, rules=tuple(map(counted, ALL_RULES)))
-    assert len(screening.accepted) == 888
-    assert asked.total() < 60_000
+    assert screening.count == 888
+    assert asked.total() < 10_000
 
 
-def test_too_many_legal_points_name_the_knobs_to_narrow() -> None:
-    with pytest.raises(InputError, match="more than 100 legal points") as caught:
-        screen(LAPTOP, TINY, LAPTOP_RANKS, TRAINING, limit=100)
-    assert "recompute_modules (5)" in caught.value.next_step
+def test_a_space_that_couples_too_much_names_the_knobs_to_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("search_spaces.legal.NODE_LIMIT", 100)
+    with pytest.raises(InputError, match="couples too many choices") as caught:
+        screen(LAPTOP, TINY, LAPTOP_RANKS, TRAINING)
+    assert "narrow space.choices" in caught.value.next_step
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_is_drawn_is_legal_and_everything_legal_can_be_drawn(data: st.DataObject) -> None:
+    space = data.draw(spaces())
+    legal = screen(space, TINY, LAPTOP_RANKS, TRAINING, rules=data.draw(rules_for(space)))
+    points = {candidate.id for candidate in legal}
+    if not points:
+        with pytest.raises(ValueError, match="no legal point"):
+            legal.draw(random.Random(1))
+        return
+    source = random.Random(data.draw(st.integers(0, 100)))
+    assert {legal.draw(source).id for _ in range(20)} <= points
+    wanted = data.draw(st.sampled_from(list(legal)))
+    values = space.values(wanted)
+    assert legal.walk(lambda knob, live: next(v for v in live if v == values[knob.name])).id == wanted.id
+    alive = legal.choices_alive()
+    for knob in space.knobs:
+        used = {space.values(candidate)[knob.name] for candidate in legal if knob.name in space.values(candidate)}
+        assert set(alive.get(knob.name, ())) == used
+
+
+def test_membership_is_what_the_rules_say(laptop: LegalSpace) -> None:
+    refused = [refusal.example for refusal in laptop.refusals]
+    assert refused
+    assert not any(candidate in laptop for candidate in refused)
+    assert "a word" not in laptop
 
 
 def test_one_h200_leaves_recompute_precision_grouped_gemm_and_micro_batch() -> None:
     model: ModelShape = load_model("qwen3-30b-a3b-4l")
     screening = screen(MOE_CORE, model, gpus(1), TrainingShape(sequence_length=4096, global_batch_size=16), STACK)
-    changed = {name for candidate in screening.accepted for name in candidate.knobs}
+    changed = {name for candidate in screening for name in candidate.knobs}
     assert {"fp8_recipe", "recompute_modules", "micro_batch_size"} <= changed
-    assert {candidate.knobs["moe_grouped_gemm"] for candidate in screening.accepted} == {False, True}
-    assert all(candidate.knobs["moe_grouped_gemm"] for candidate in screening.accepted if candidate.env)
-    assert {candidate.knobs["cuda_graph_impl"] for candidate in screening.accepted} == {"none"}
-    assert any(refusal.rule == "RUN-02" for refusal in screening.rejected)
-    assert all(candidate.layout.expert == 1 for candidate in screening.accepted)
-    assert not any(candidate.knobs["moe_token_dispatcher_type"] == "flex" for candidate in screening.accepted)
-    assert not any(candidate.knobs.get("fp8_recipe") == "mxfp8" for candidate in screening.accepted)
+    assert {candidate.knobs["moe_grouped_gemm"] for candidate in screening} == {False, True}
+    assert all(candidate.knobs["moe_grouped_gemm"] for candidate in screening if candidate.env)
+    assert {candidate.knobs["cuda_graph_impl"] for candidate in screening} == {"none"}
+    assert any(refusal.rule == "RUN-02" for refusal in screening.refusals)
+    assert all(candidate.layout.expert == 1 for candidate in screening)
+    assert not any(candidate.knobs["moe_token_dispatcher_type"] == "flex" for candidate in screening)
+    assert not any(candidate.knobs.get("fp8_recipe") == "mxfp8" for candidate in screening)

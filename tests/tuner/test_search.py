@@ -7,7 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from search_spaces.candidate import Candidate
+from search_spaces.legal import LegalSpace
+from search_spaces.rules import Case, Rule
 from search_spaces.space import Condition, Knob, SearchSpace
+from tests.search_spaces.cases import LAPTOP_RANKS, TINY, TRAINING
 from tuner.search import Proposer
 
 SPACE = SearchSpace(
@@ -27,19 +30,20 @@ SPACE = SearchSpace(
 )
 
 
-def everything() -> list[Candidate]:
-    def walk(depth: int, decided: dict[str, object]) -> list[dict[str, object]]:
-        if depth == len(SPACE.knobs):
-            return [decided]
-        knob = SPACE.knobs[depth]
-        if not SPACE.active(decided, knob):
-            return walk(depth + 1, decided)
-        return [each for value in knob.choices for each in walk(depth + 1, {**decided, knob.name: value})]
-
-    return [SPACE.candidate(decided) for decided in walk(0, {})]
+def _refused(case: Case) -> str | None:
+    return "flex is refused" if case.text("moe_token_dispatcher_type") == "flex" else None
 
 
-LEGAL = [c for c in everything() if c.knobs["moe_token_dispatcher_type"] != "flex" and c.knobs["micro_batch_size"] != 2]
+def _halved(case: Case) -> str | None:
+    return "2 is refused" if case.integer("micro_batch_size", 1) == 2 else None
+
+
+RULES = (
+    Rule("R-1", frozenset({"moe_token_dispatcher_type"}), _refused, "drawn", "change it"),
+    Rule("R-2", frozenset({"micro_batch_size"}), _halved, "drawn", "change it"),
+)
+LEGAL_SPACE = LegalSpace(SPACE, RULES, Case({}, TINY, LAPTOP_RANKS, TRAINING))
+LEGAL = list(LEGAL_SPACE)
 
 
 def cost(candidate: Candidate) -> float:
@@ -69,7 +73,7 @@ def drive(proposer: Proposer, numbers: Sequence[int], infeasible: set[int] | Non
 
 
 def make(seed: int = 1, direction: str = "minimize") -> Proposer:
-    return Proposer(SPACE, LEGAL, direction, seed, expected_trials=16)
+    return Proposer(LEGAL_SPACE, direction, seed, expected_trials=16)
 
 
 def test_every_legal_candidate_once_and_then_none() -> None:

@@ -63,7 +63,7 @@ class Bench:
         path.write_text(change(path.read_text()))
         self.sweep: LoadedSweep = load_sweep(path)
         spec = self.sweep.spec
-        self.legal = screen(self.sweep.space, self.sweep.model, spec.cluster, spec.training).accepted
+        self.legal = screen(self.sweep.space, self.sweep.model, spec.cluster, spec.training)
         self.path = folder / "journal.jsonl"
         self.seen: list[Event] = []
 
@@ -72,7 +72,7 @@ class Bench:
         self.journal = Journal.open(self.path) if exists else Journal.create(self.path)
         state = fold(self.journal.events) if self.journal.events else None
         spec = self.sweep.spec
-        proposer = Proposer(self.sweep.space, self.legal, "minimize", spec.seed, 8)
+        proposer = Proposer(self.legal, "minimize", spec.seed, 8)
         session = SweepSession(self.sweep, self.journal, proposer, state, [self.seen.append])
         if not exists:
             session.emit(

@@ -1,5 +1,7 @@
 """`moetune plan`: what a sweep would try, and why the rest is refused. No GPU, no worker, no torch."""
 
+from itertools import islice
+
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
@@ -36,17 +38,17 @@ def plan(loaded: LoadedSweep) -> PlanResult:
     screening = screen(loaded.space, loaded.model, spec.cluster, spec.training, spec.stack)
     default = loaded.space.default()
     refused = verdict(case_of(default, loaded.model, spec.cluster, spec.training, spec.stack))
-    trials = min(spec.budget.trials, len(screening.accepted))
+    trials = min(spec.budget.trials, screening.count)
     return PlanResult(
         sweep=spec.name,
         space=loaded.space.name,
         model=loaded.model.name,
         total=screening.total,
-        accepted=len(screening.accepted),
-        rejected=screening.rejected,
+        accepted=screening.count,
+        rejected=screening.refusals,
         default=default,
         default_refused=f"{refused.reason} [{refused.rule}]" if refused else None,
-        first=tuple(screening.accepted[:FIRST_SHOWN]),
+        first=tuple(islice(screening, FIRST_SHOWN)),
         trials=trials,
         worker_hours_at_most=trials * spec.budget.trial_time_limit_s * spec.cluster.workers_per_trial / 3600,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from search_spaces.errors import Fault, InputError, Interrupted, NothingAcceptable, ResourceMissing
-from search_spaces.screen import Screening, screen
+from search_spaces.screen import LegalSpace, screen
 from search_spaces.shapes import Noun
 from tracking.journal import Journal, JournalState, fold
 from tracking.mlflow_view import MlflowView
@@ -53,7 +53,7 @@ class RunResult(Noun):
 def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
     """Run a sweep to its end. Raises Interrupted (130), NothingAcceptable (3), ResourceMissing (4), InputError (2)."""
     screening = screen(sweep.space, sweep.model, sweep.spec.cluster, sweep.spec.training, sweep.spec.stack)
-    if not screening.accepted:
+    if not screening.count:
         raise NothingAcceptable(_nothing_legal(screening), "see `moetune plan`, and widen space.choices")
     screened = _screened(screening)
     folder, journal = _open_journal(sweep, options, screened)
@@ -114,13 +114,13 @@ def _same_sweep(state: JournalState, sweep: LoadedSweep, folder: RunFolder) -> N
 
 
 def _session(
-    sweep: LoadedSweep, journal: Journal, screening: Screening, listeners: list[Callable[[Any], None]]
+    sweep: LoadedSweep, journal: Journal, screening: LegalSpace, listeners: list[Callable[[Any], None]]
 ) -> SweepSession:
     from tuner.search import Proposer
 
     spec = sweep.spec
     resumed = fold(journal.events) if journal.events else None
-    proposer = Proposer(sweep.space, screening.accepted, spec.objective.direction, spec.seed, spec.budget.trials)
+    proposer = Proposer(screening, spec.objective.direction, spec.seed, spec.budget.trials)
     return SweepSession(sweep, journal, proposer, resumed, listeners)
 
 
@@ -139,9 +139,9 @@ def _started(session: SweepSession, sweep: LoadedSweep, folder: RunFolder, resum
     )
 
 
-def _screened(screening: Screening) -> Screened:
-    counts = tuple(RuleCount(**refusal.model_dump()) for refusal in screening.rejected)
-    return Screened(total=screening.total, accepted=len(screening.accepted), rejected=counts)
+def _screened(screening: LegalSpace) -> Screened:
+    counts = tuple(RuleCount(**refusal.model_dump()) for refusal in screening.refusals)
+    return Screened(total=screening.total, accepted=screening.count, rejected=counts)
 
 
 def _search_and_verify(
@@ -245,6 +245,6 @@ def _result(session: SweepSession, folder: RunFolder) -> RunResult:
     )
 
 
-def _nothing_legal(screening: Screening) -> str:
-    first = "; ".join(f"{each.count} by {each.rule}: {each.reason}" for each in screening.rejected[:3])
+def _nothing_legal(screening: LegalSpace) -> str:
+    first = "; ".join(f"{each.count} by {each.rule}: {each.reason}" for each in screening.refusals[:3])
     return f"none of the {screening.total} configurations can run here: {first}"
