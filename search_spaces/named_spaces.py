@@ -1,53 +1,41 @@
-"""The spaces a sweep file can name. `laptop` shows every kind of knob on two CPU ranks; `moe-core` is for GPUs.
+"""The spaces a sweep file can name: `laptop` shows every kind of knob on two CPU ranks; `moe-core` holds the five
+dimensions that matter most on GPUs, with the layout; `moe-full` (`full_space`) everything.
 
 Defaults are Megatron-Core 0.19's own (`TransformerConfig`, `DistributedDataParallelConfig`), except the two that
 Megatron-Core does not train right with: `sequence_parallel` under tensor parallelism (MoELayer refuses to train
 without it) and `overlap_p2p_comm` under virtual stages (without it two stages train wrong: facts in rule PAR-27).
 """
 
-from search_spaces.candidate import KnobValue
-from search_spaces.space import Condition, Knob, SearchSpace
+from search_spaces.full_space import MOE_FULL, on, switch, unless
+from search_spaces.space import Knob, SearchSpace
 
-
-def _on(knob: str, *values: KnobValue) -> tuple[Condition, ...]:
-    return (Condition(knob, values),)
-
-
-def _unless(knob: str, *values: KnobValue) -> tuple[Condition, ...]:
-    return (Condition(knob, values, negated=True),)
-
-
-_FLEX = _on("moe_token_dispatcher_type", "flex")
-_SELECTIVE = _on("recompute_granularity", "selective")
-_FULL = _on("recompute_granularity", "full")
-_SPLIT = _unless("tensor_model_parallel_size", 1)
-_STAGED = _unless("pipeline_model_parallel_size", 1)
-_INTERLEAVED = _unless("virtual_pipeline_model_parallel_size", None)
-_GRAPHED = _unless("cuda_graph_impl", "none")
-_EP_OVERLAP = _on("overlap_moe_expert_parallel_comm", True)
-_QUANTIZED = _on("fp8", "hybrid")
-_GROUPED = _on("moe_grouped_gemm", True)
+_FLEX = on("moe_token_dispatcher_type", "flex")
+_SELECTIVE = on("recompute_granularity", "selective")
+_FULL = on("recompute_granularity", "full")
+_SPLIT = unless("tensor_model_parallel_size", 1)
+_STAGED = unless("pipeline_model_parallel_size", 1)
+_INTERLEAVED = unless("virtual_pipeline_model_parallel_size", None)
+_GRAPHED = unless("cuda_graph_impl", "none")
+_EP_OVERLAP = on("overlap_moe_expert_parallel_comm", True)
+_QUANTIZED = on("fp8", "hybrid")
+_GROUPED = on("moe_grouped_gemm", True)
 
 _RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe", "core_attn+layernorm+moe", "moe_act")
 _GRAPH_MODULES = ("attn", "attn+moe_router", "attn+moe_router+moe_preprocess")
-
-
-def _switch(name: str, doc: str, when: tuple[Condition, ...] = (), default: bool = False) -> Knob:
-    return Knob(name, (False, True), default, when, doc)
 
 
 def _layout(sizes: tuple[int, ...], expert_sizes: tuple[int, ...], virtual: tuple[int, ...]) -> tuple[Knob, ...]:
     """How ranks are split. `sizes` also serves pipeline and expert-tensor sizes; `virtual` are stages a rank."""
     return (
         Knob("tensor_model_parallel_size", sizes, 1, doc="ranks one attention layer is split over", open_ended=True),
-        _switch("sequence_parallel", "split the sequence too; MoE with TP needs it", _SPLIT, default=True),
+        switch("sequence_parallel", "split the sequence too; MoE with TP needs it", _SPLIT, default=True),
         Knob("expert_tensor_parallel_size", sizes, 1, _SPLIT, "ranks one expert is split over", open_ended=True),
         Knob("pipeline_model_parallel_size", sizes, 1, doc="stages the layers are split into", open_ended=True),
         Knob(
             "virtual_pipeline_model_parallel_size", (None, *virtual), None, _STAGED,
             "chunks of layers a stage holds (interleaved schedule)", open_ended=True,
         ),
-        _switch("overlap_p2p_comm", "send activations while computing", _INTERLEAVED, default=True),
+        switch("overlap_p2p_comm", "send activations while computing", _INTERLEAVED, default=True),
         Knob("expert_model_parallel_size", expert_sizes, 1, doc="ranks the experts are spread over", open_ended=True),
     )  # fmt: skip
 
@@ -85,15 +73,15 @@ def _dispatcher(backends: tuple[str, ...]) -> tuple[Knob, ...]:
 
 
 _OVERLAP = (
-    _switch("overlap_moe_expert_parallel_comm", "hide the all-to-all behind another micro-batch"),
-    _switch("delay_wgrad_compute", "compute weight gradients later, to hide more", _EP_OVERLAP),
+    switch("overlap_moe_expert_parallel_comm", "hide the all-to-all behind another micro-batch"),
+    switch("delay_wgrad_compute", "compute weight gradients later, to hide more", _EP_OVERLAP),
 )
 _DATA_PARALLEL = (
-    _switch("overlap_grad_reduce", "reduce gradients while the backward pass runs"),
-    _switch("use_distributed_optimizer", "split the optimizer state over the data-parallel ranks"),
+    switch("overlap_grad_reduce", "reduce gradients while the backward pass runs"),
+    switch("use_distributed_optimizer", "split the optimizer state over the data-parallel ranks"),
 )
 # One H200, qwen3-30b-a3b-4l, 16,384 tokens a step: 1830 ms with the experts one by one, 569 ms grouped, 537 ms CUTLASS.
-_GROUPED_GEMM = _switch("moe_grouped_gemm", "one GEMM over all experts of a rank instead of one an expert")
+_GROUPED_GEMM = switch("moe_grouped_gemm", "one GEMM over all experts of a rank instead of one an expert")
 _CUTLASS = Knob(
     "NVTE_USE_CUTLASS_GROUPED_GEMM", (None, "1"), None, _GROUPED,
     "one CUTLASS kernel for all experts; 212-249 ms against 268-402 ms a step on one H200, mbs 4",
@@ -129,6 +117,6 @@ MOE_CORE = SearchSpace(
         _CUTLASS,
     ),
 )
-NAMED_SPACES = {space.name: space for space in (LAPTOP, MOE_CORE)}
+NAMED_SPACES = {space.name: space for space in (LAPTOP, MOE_CORE, MOE_FULL)}
 # Environment variables that some space searches over: a worker must not have them unless its candidate says so.
 ENVIRONMENT_KNOBS = frozenset(knob.name for space in NAMED_SPACES.values() for knob in space.knobs if knob.is_env)

@@ -8,12 +8,13 @@ A knob in capitals is an environment variable: it goes to `Candidate.env`, and N
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from search_spaces.candidate import Candidate, KnobValue
+from search_spaces.candidate import Candidate, KnobValue, modules
 from search_spaces.errors import Fault, InputError
 
 ABSENT = object()  # stands for the value of a knob that does not exist where it is looked for
@@ -33,7 +34,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Knob:
-    """One dimension, under its Megatron-Core name. `open_ended`: a sweep may list other positive integers too."""
+    """One dimension, under its Megatron-Core name.
+
+    `open_ended`: a sweep may list other positive integers too; `parts`: other lists of these words ("core_attn+moe");
+    `pattern`: other texts that match this regular expression.
+    """
 
     name: str
     choices: tuple[KnobValue, ...]
@@ -41,6 +46,8 @@ class Knob:
     when: tuple[Condition, ...] = ()
     doc: str = ""
     open_ended: bool = False
+    parts: tuple[str, ...] = ()
+    pattern: str = ""
 
     @property
     def is_env(self) -> bool:
@@ -50,6 +57,10 @@ class Knob:
         """Whether `value` is a choice; True is not 1, and 2.0 is not 2: they would hash to other candidates."""
         if any(type(choice) is type(value) and choice == value for choice in self.choices):
             return True
+        if isinstance(value, str):
+            words = modules(value)
+            listed = bool(words) and set(words) <= set(self.parts) and len(set(words)) == len(words)
+            return listed or bool(self.pattern and re.fullmatch(self.pattern, value))
         return self.open_ended and type(value) is int and value >= 1
 
 
