@@ -200,6 +200,7 @@ RULES = (
     ),
     Rule(
         "BRG-04", frozenset({OFFLINE, IN_BATCH, SPECS, DATASET, MBS, CP, PER_TOKEN, AVERAGE}), _packing,
-        f"{_CONFIG}:1155-1160, 1440-1487", "micro-batch 1 offline, more within the batch; set calculate_per_token_loss with CP", launchers=_BRIDGE,
+        f"{_CONFIG}:1155-1160, 1440-1487",
+        "offline packing: micro-batch 1; within the batch: more; with CP: calculate_per_token_loss", launchers=_BRIDGE,
     ),
 )  # fmt: skip
