@@ -19,6 +19,8 @@ LM = frozenset[Launcher]({"megatron-lm"})
 
 def missing(case: Case, least: str) -> str | None:
     """Words for the target's transformer-engine where it is absent or older than `least`; None where it will do."""
+    if case.on_cpu:
+        return "on a CPU, where transformer-engine does not run"
     if case.stack is None:
         return None
     engine = case.stack.transformer_engine

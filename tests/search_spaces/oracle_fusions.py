@@ -205,5 +205,6 @@ def one_by_one(case: Case) -> str | None:
         from megatron.core.transformer.moe.experts import SequentialMLP
 
         asked = case.on("moe_grouped_gemm")
-        built = get_backend(case.text("transformer_impl")).grouped_mlp_modules(asked).func  # type: ignore[arg-type]
+        chosen = "local" if case.on_cpu else case.text("transformer_impl")
+        built = get_backend(chosen).grouped_mlp_modules(asked).func  # type: ignore[arg-type]
     return "grouped GEMM asked for, SequentialMLP built" if asked and built is SequentialMLP else None
