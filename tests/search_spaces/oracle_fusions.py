@@ -31,7 +31,8 @@ def _has(case: Case, least: str) -> bool:
 def _config(case: Case) -> Any:
     """The real configuration, with functions for the names of activations."""
     import torch
-    from megatron.core.activations import quick_gelu, squared_relu
+    from megatron.core.activations import squared_relu
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
     plain = torch.nn.functional
     functions = {
