@@ -29,8 +29,14 @@ def _optimizer(case: Case) -> str:
     return case.text(OPTIMIZER) or case.training.optimizer
 
 
+def _sharded(case: Case) -> bool:
+    """Megatron-FSDP brings the distributed optimizer; Megatron Bridge's recipes have it unless told otherwise."""
+    unsaid = case.knobs.get(SHARDED) is None and "megatron-bridge" in case.launchers
+    return unsaid or case.on(SHARDED) or case.on(FSDP)
+
+
 def _gather_unsharded(case: Case) -> str | None:
-    if not case.on(GATHER) or case.on(SHARDED) or case.on(FSDP) or case.on(LAYERWISE):
+    if not case.on(GATHER) or case.on(LAYERWISE) or _sharded(case):
         return None
     wrong = not _optimizer(case).startswith("dist_")
     return f"{GATHER} without {SHARDED} has no parameters to gather" if wrong else None
@@ -150,7 +156,7 @@ def _manual(case: Case) -> str | None:
 
 
 def _instances(case: Case) -> str | None:
-    wrong = case.integer(INSTANCES, 1) > 1 and not case.on(SHARDED) and not case.on(FSDP)
+    wrong = case.integer(INSTANCES, 1) > 1 and not _sharded(case)
     return f"{case.integer(INSTANCES, 1)} optimizer instances without {SHARDED}" if wrong else None
 
 
