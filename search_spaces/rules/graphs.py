@@ -217,7 +217,7 @@ RULES = (
         "CGR-02", GRAPHS, _modules_of_iteration, f"{_CONFIG}:2461; MLM arguments.py:1888",
         "leave cuda_graph_modules out", since="0.18",
     ),
-    Rule("CGR-03", GRAPHS, _old_names, f"{_CONFIG}:2366", f"use {IMPL} and {CAPTURED} only", since="0.18"),
+    Rule("CGR-03", GRAPHS, _old_names, f"{_CONFIG}:2366", f"use {IMPL} and {CAPTURED} only"),
     Rule("CGR-04", GRAPHS | {OFFLOAD}, _offloaded, f"{_CONFIG}:2468", "choose one"),
     Rule("CGR-06", GRAPHS, _moe_and_router, f"{_CONFIG}:2484", "capture one of them"),
     Rule("CGR-07", GRAPHS, _preprocess_alone, f"{_CONFIG}:2489", "add moe_router"),

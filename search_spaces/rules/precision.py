@@ -132,17 +132,24 @@ def _tokens(case: Case) -> int:
     return case.training.sequence_length * case.integer(MBS, 1) // parts
 
 
-def _alignment(case: Case) -> str | None:
+def _quantized(case: Case) -> str:
+    """The recipe whose blocks the sizes must fit; "" without one, or with one that only its factory knows."""
+    recipe = _recipe(case) or _fp4_recipe(case)
+    return "" if recipe == "custom" else recipe
+
+
+def _tokens_alignment(case: Case) -> str | None:
     """Rows of experts need no rule: experts, router or dispatcher pad them to 16, 32, 128 or 256
     (core/transformer/moe/experts.py:306, 1307; moe_utils.py:1397)."""
-    if not _recipe(case) and not _fp4_recipe(case):
-        return None
-    multiple = _multiple(case)
-    wrong = [f"{name} {size}" for name, size in _widths(case).items() if size % multiple]
-    if not wrong and _tokens(case) % multiple:  # asked last: the sequence length may be unknown
-        wrong = [f"tokens of a rank {_tokens(case)}"]
-    name = _recipe(case) or _fp4_recipe(case)
-    return f"{name} needs multiples of {multiple}, not {' and '.join(wrong)}" if wrong else None
+    recipe, multiple = _quantized(case), _multiple(case)
+    wrong = recipe and _tokens(case) % multiple
+    return f"{recipe} needs multiples of {multiple}, not {_tokens(case)} tokens of a rank" if wrong else None
+
+
+def _width_alignment(case: Case) -> str | None:
+    recipe, multiple = _quantized(case), _multiple(case)
+    wrong = [f"{name} {size}" for name, size in _widths(case).items() if size % multiple] if recipe else []
+    return f"{recipe} needs multiples of {multiple}, not {' and '.join(wrong)}" if wrong else None
 
 
 def _router_padding(case: Case) -> str | None:
@@ -256,14 +263,19 @@ RULES = (
         f"{_CONFIG}:1455; MLM arguments.py:1065; Bridge training/mixed_precision.py:108", "choose one",
     ),
     Rule(
-        "PRC-08", _FP4, _fp4_engine, "MLM arguments.py:1073; Bridge training/mixed_precision.py:111",
-        "install 2.7 or newer",
+        "PRC-08", _FP4, _fp4_engine,
+        "core/fp4_utils.py:211; MLM arguments.py:1073; Bridge training/mixed_precision.py:111", "install 2.7 or newer",
+        "first step",
     ),
     Rule("PRC-09", _FP8 | {GROUPED}, _engine, f"{_CONFIG}:2297", "install 1.11 or newer"),
     Rule("PRC-09b", _FP8, _young_recipe, f"{_UTILS}:721", _OLD_ENGINE, "first step"),
     Rule(
-        "PRC-12", _FP8 | _FP4 | _TOKENS | {ETP, FREQUENCY}, _alignment, "TE 2.20.2 quantizer.cpp, VC-29",
+        "PRC-12", _FP8 | _FP4 | _TOKENS, _tokens_alignment, "TE 2.20.2 quantizer.cpp, VC-29",
         "change the recipe, the sequence length or the layout", "first step",
+    ),
+    Rule(
+        "PRC-12b", _FP8 | _FP4 | {TP, ETP, FREQUENCY}, _width_alignment, "TE 2.20.2 quantizer.cpp",
+        "change the recipe or the layout", "first step",
     ),
     Rule(
         "PRC-13", frozenset({FP8, FP4, PADDING, OLD_PADDING, DISPATCHER}), _router_padding, f"{_CONFIG}:2308",

@@ -62,8 +62,12 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     ),
     "PRC-11b": (case(H8, **STORED_FP8), case(H8, **STORED_FP8, use_distributed_optimizer=True)),
     "PRC-12": (
-        case(BLACKWELL, **MX, training={"sequence_length": 48}),
-        case(BLACKWELL, **SCALED, training={"sequence_length": 48}),
+        case(BLACKWELL, **MX, training={"sequence_length": 31_936}, tp=4, sp=True),
+        case(BLACKWELL, **MX, training={"sequence_length": 32_768}, tp=4, sp=True),
+    ),
+    "PRC-12b": (
+        case(BLACKWELL, **MX, model={"moe_ffn_hidden_size": 48}),
+        case(BLACKWELL, **SCALED, model={"moe_ffn_hidden_size": 48}),
     ),
     "PRC-13": (
         case(H8, dispatcher="alltoall", moe_router_padding_for_quantization=True),
@@ -107,6 +111,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
 ORACLE: dict[str, Oracle] = {
     "UNK-01": recipe_refusal,
     "UNK-02": recipe_refusal,
+    "PRC-08": recipe_refusal,
     "PRC-09b": recipe_refusal,
     "PRC-11": data_parallel_refusal,
     "PRC-14": optimizer_refusal,
