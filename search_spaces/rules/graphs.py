@@ -33,7 +33,7 @@ from search_spaces.rules.rule import Case, Launcher, Rule
 KNOWN = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
 ALLOCATOR, REGISTER, PRIORITY = "PYTORCH_CUDA_ALLOC_CONF", "NCCL_GRAPH_REGISTER", "CUDA_GRAPHS_USE_NODE_PRIORITY"
 TRACKER, MLM_TRACKER, TRANSFORMER = "use_te_rng_tracker", "te_rng_tracker", "transformer_impl"
-NAN_CHECK = "check_for_nan_in_loss_and_grad"
+NAN_CHECK, BRIDGE_NAN_CHECK = "check_for_nan_in_loss_and_grad", "check_for_nan_in_loss"
 
 
 def _unknown(case: Case) -> str | None:
@@ -160,6 +160,17 @@ def _random_numbers(case: Case) -> str | None:
     return "local CUDA graphs with random numbers that a graph cannot replay" if wrong else None
 
 
+def _bridge_random_numbers(case: Case) -> str | None:
+    # Bridge's own recipes set it; a configuration that does not say it may build on one.
+    wrong = implementation(case) != "none" and case.knobs.get(TRACKER) is False
+    return f"CUDA graphs with {TRACKER} false" if wrong else None
+
+
+def _bridge_nan_check(case: Case) -> str | None:
+    wrong = implementation(case) == "full_iteration" and case.on(BRIDGE_NAN_CHECK)
+    return f"full_iteration graphs with {BRIDGE_NAN_CHECK}" if wrong else None
+
+
 def _nan_check(case: Case) -> str | None:
     wrong = implementation(case) == "full_iteration" and case.knobs.get(NAN_CHECK) in (None, True)
     return f"full_iteration graphs with {NAN_CHECK}, which is on by default" if wrong else None
@@ -200,7 +211,7 @@ def _eager_steps(case: Case) -> str | None:
 
 
 _CONFIG, _HELPER = "core/transformer/transformer_config.py", "core/transformer/cuda_graphs.py"
-_MLM = frozenset[Launcher]({"megatron-lm"})
+_MLM, _BRIDGE = frozenset[Launcher]({"megatron-lm"}), frozenset[Launcher]({"megatron-bridge"})
 _SEGMENTS = GRAPHS | {ALLOCATOR, REGISTER}
 _COUNTS = GRAPHS | {CAPACITY, PADDED, DISPATCHER, OLD_PADDING}
 RULES = (
@@ -246,6 +257,14 @@ RULES = (
     Rule(
         "CGR-23", GRAPHS | {NAN_CHECK}, _nan_check, "MLM arguments.py:1196", f"set {NAN_CHECK} to false",
         launchers=_MLM,
+    ),
+    Rule(
+        "CGR-21b", GRAPHS | {TRACKER}, _bridge_random_numbers, "Bridge models/gpt_provider.py:234",
+        f"set {TRACKER} to true", "build", launchers=_BRIDGE,
+    ),
+    Rule(
+        "CGR-23b", GRAPHS | {BRIDGE_NAN_CHECK}, _bridge_nan_check, "Bridge training/config.py:1371",
+        f"set {BRIDGE_NAN_CHECK} to false", launchers=_BRIDGE,
     ),
     Rule(
         "CGR-26", GRAPHS | {SHARDS, REMAT, TP, PRIORITY}, _weight_shards, "MLM arguments.py:1501",
