@@ -100,6 +100,11 @@ def _weight_shards(case: Case) -> str | None:
         count = case.integer(name, split)
         if count < split or count % split:
             return f"{name} {count} is not a multiple of its tensor-parallel size {split}"
+    return None
+
+
+def _shards_and_instances(case: Case) -> str | None:
+    layout = case.layout
     shared = _copies(case, SHARDS, layout.tensor) > 1 or _copies(case, EXPERT_SHARDS, layout.expert_tensor) > 1
     wrong = shared and case.integer(INSTANCES, 1) > 1
     return f"more weight shards than tensor-parallel ranks with {INSTANCES} above 1" if wrong else None
@@ -215,8 +220,12 @@ RULES = (
         "set expert_tensor_parallel_size to 1 or add_bias_linear to false",
     ),
     Rule(
-        "PAR-22", frozenset({TP, ETP, SHARDS, EXPERT_SHARDS, INSTANCES}), _weight_shards,
-        "core/model_parallel_config.py:32-37; core/parallel_state.py:808", "choose a multiple", since="0.19",
+        "PAR-22", frozenset({TP, ETP, SHARDS, EXPERT_SHARDS}), _weight_shards, "core/model_parallel_config.py:32-37",
+        "choose a multiple", since="0.19",
+    ),
+    Rule(
+        "PAR-22b", frozenset({TP, ETP, SHARDS, EXPERT_SHARDS, INSTANCES}), _shards_and_instances,
+        "core/parallel_state.py:808", f"set {INSTANCES} to 1", level="build", since="0.19",
     ),
     Rule(
         "PAR-23", WORLD | {MBS, SHARDS, "num_microbatches"}, _global_batch, "core/num_microbatches_calculator.py:381",

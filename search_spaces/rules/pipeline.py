@@ -139,7 +139,8 @@ def _uneven_ends(case: Case) -> str | None:
             return f"{name} {count} is not divisible by VPP {virtual}"
     layers = case.model.num_layers - sum(ends.values())
     stages = case.layout.pipeline - len(ends)
-    if bool(layers) != bool(stages):
+    # Below 0 the configuration accepts, and builds another number of layers than the model has.
+    if bool(layers) != bool(stages) or layers < 0 or stages < 0:
         return f"{layers} layers remain for {stages} middle stages"
     if stages and layers % stages:
         return f"the {layers} layers between do not divide by {stages} middle stages"

@@ -51,6 +51,7 @@ def group_sizes(case: Case) -> dict[str, Any]:
         "hierarchical_context_parallel_sizes": json.loads(str(sizes)) if sizes else None,
         "expert_model_parallel_size": layout.expert,
         "expert_tensor_parallel_size": layout.expert_tensor,
+        "gtp_remat_size": case.integer("tensor_parallel_num_weight_shards", layout.tensor) // layout.tensor,
         "num_distributed_optimizer_instances": case.integer("num_distributed_optimizer_instances", 1),
         "order": order,
         "create_gloo_process_groups": False,

@@ -82,6 +82,10 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(tp=2, sp=True, tensor_parallel_num_weight_shards=3),
         case(tp=2, sp=True, tensor_parallel_num_weight_shards=4),
     ),
+    "PAR-22b": (
+        case(cpus(8), tensor_parallel_num_weight_shards=2, num_distributed_optimizer_instances=2),
+        case(cpus(8), tensor_parallel_num_weight_shards=2),
+    ),
     "PAR-23": (case(mbs=16), case(mbs=8)),
     "PAR-24": (waves(3), waves(4)),
     "PAR-25": (
@@ -132,6 +136,7 @@ ORACLE: dict[str, Oracle] = {
     "PAR-12": real.stages_refusal,
     "PAR-13": real.stages_refusal,
     "PAR-19": real.groups_refusal,
+    "PAR-22b": real.groups_refusal,
     "PAR-23": real.batch_refusal,
     "PAR-24": real.schedule_refusal,
     "PAR-25": real.groups_refusal,
