@@ -3,6 +3,10 @@
 from search_spaces.rules.rule import Case, Rule
 
 GROUPED, CUTLASS = "moe_grouped_gemm", "NVTE_USE_CUTLASS_GROUPED_GEMM"
+FUSER, CUTEDSL = "use_transformer_engine_op_fuser", "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
+OFFLOADS = ("fine_grained_activation_offloading", "cpu_offloading", "optimizer_cpu_offload")
+RANK_FACTOR = "moe_expert_rank_capacity_factor"
+DISPATCHER, BACKEND = "moe_token_dispatcher_type", "moe_flex_dispatcher_backend"
 _CPU = "measured with megatron-core 0.19.2 under gloo"
 
 
@@ -40,8 +44,8 @@ def _tensor_overlap(case: Case) -> str | None:
 
 
 def _offload(case: Case) -> str | None:
-    wrong = case.on_cpu and case.on("fine_grained_activation_offloading")
-    return "activation offload moves memory from a GPU to the host" if wrong else None
+    wrong = case.on_cpu and any(case.on(name) for name in OFFLOADS)
+    return "offload moves memory from a GPU to the host" if wrong else None
 
 
 def _experts(case: Case) -> str | None:
@@ -77,6 +81,21 @@ def _cutlass_precision(case: Case) -> str | None:
     return "the CUTLASS grouped GEMM computes in bf16 only and is ignored otherwise" if wrong else None
 
 
+def _cutedsl(case: Case) -> str | None:
+    """Where a rank's capacity is set Megatron itself asks for the op fuser, and for the variable with it."""
+    capability = case.compute_capability
+    asked = case.env.get(CUTEDSL, "0") != "0" and case.on(FUSER) and case.knobs.get(RANK_FACTOR) is None
+    wrong = asked and capability is not None and capability[0] != 10
+    return f"no fused grouped MLP but on sm_10x; {case.cluster.gpu_arch} runs the unfused" if wrong else None
+
+
+def _old_gpu(case: Case) -> str | None:
+    backend, capability = case.text(BACKEND, "deepep"), case.compute_capability
+    asked = case.text(DISPATCHER) == "flex" and backend in ("deepep", "hybridep")
+    wrong = asked and capability is not None and (8, 0) <= capability < (9, 0)
+    return f"{backend} is written for sm_90 and newer, and untried on {case.cluster.gpu_arch}" if wrong else None
+
+
 RULES = (
     Rule("CPU-01", frozenset({"moe_token_dispatcher_type"}), _flex, _CPU, "use alltoall or allgather"),
     Rule("CPU-02", frozenset({"fp8", "fp4"}), _quantized, _CPU, "leave them out"),
@@ -85,7 +104,7 @@ RULES = (
     Rule("CPU-05", frozenset({"context_parallel_size"}), _context, _CPU, "set context_parallel_size to 1"),
     Rule("CPU-06", frozenset({"recompute_modules"}), _activation, _CPU, "recompute other modules"),
     Rule("CPU-07", frozenset({"tp_comm_overlap"}), _tensor_overlap, _CPU, "set it to false"),
-    Rule("CPU-08", frozenset({"fine_grained_activation_offloading"}), _offload, _CPU, "set it to false"),
+    Rule("CPU-08", frozenset(OFFLOADS), _offload, _CPU, "set it to false"),
     Rule("CPU-09", frozenset({CUTLASS}), _grouped_gemm, _CPU, "leave it out"),
     Rule("CPU-10", frozenset({GROUPED}), _experts, f"core/models/backends.py; {_CPU}", "set it to false"),
     Rule(
@@ -104,5 +123,15 @@ RULES = (
     Rule(
         "DUP-13", frozenset({CUTLASS, "fp8", "fp4"}), _cutlass_precision,
         "TE common/gemm/cublaslt_gemm.cu, nvte_multi_tensor_gemm", "leave it out or train in bf16",
+    ),
+    Rule(
+        "HW-06", frozenset({CUTEDSL, FUSER, RANK_FACTOR}), _cutedsl,
+        "TRAP-20; TE 2.20.2 pytorch/ops grouped_mlp.py:1080,2851", f"switch {FUSER} off on this GPU",
+        since="0.18.0",
+    ),
+    Rule(
+        "HW-08", frozenset({DISPATCHER, BACKEND}), _old_gpu,
+        "DeepEP setup.py, Bridge training/flex_dispatcher_backend.py:72", "use alltoall on this GPU",
+        level="runtime risk",
     ),
 )  # fmt: skip

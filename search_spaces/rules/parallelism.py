@@ -1,40 +1,55 @@
-"""Rules of the layout and of batch arithmetic.
+"""Rules of the layout and of batch arithmetic; those of pipeline stages are in `pipeline`, of CP in `context`.
 
 Short names in messages: W ranks a trial, TP tensor, CP context, PP pipeline, VPP virtual stages, EP expert, ETP
 expert-tensor, DP data-parallel ranks. `core/` paths are megatron-core 0.19.2; MLM is Megatron-LM core_r0.19.0.
 """
 
-from search_spaces.rules.rule import EXPERT_GRID, WORLD, Case, Rule
+from search_spaces.rules import context, pipeline
+from search_spaces.rules.rule import EXPERT_GRID, WORLD, Case, Launcher, Rule
 
 TP, SP, CP = "tensor_model_parallel_size", "sequence_parallel", "context_parallel_size"
-PP, VPP = "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"
-EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
-P2P, MBS = "overlap_p2p_comm", "micro_batch_size"
-# Knobs that split layers unevenly; where one is set, the rules of the even split have nothing to say.
-UNEVEN = (
-    "pipeline_model_parallel_layout",
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-)
+PP, EP, ETP = "pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"
+MBS, EP_OVERLAP = "micro_batch_size", "overlap_moe_expert_parallel_comm"
+SHARDS, EXPERT_SHARDS = "tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards"
+INSTANCES, VARIANT = "num_distributed_optimizer_instances", "experimental_attention_variant"
+EVAL_BATCH, EVAL_MBS = "eval_global_batch_size", "eval_micro_batch_size"
+CONNECTIONS, FSDP, TORCH_FSDP = "CUDA_DEVICE_MAX_CONNECTIONS", "use_megatron_fsdp", "use_torch_fsdp2"
+KEY_HEADS, VALUE_HEADS, STAGES_BEFORE_DATA = "linear_num_key_heads", "linear_num_value_heads", "use_tp_pp_dp_mapping"
+MLM: frozenset[Launcher] = frozenset({"megatron-lm"})
+BOTH_LAUNCHERS: frozenset[Launcher] = frozenset({"megatron-lm", "megatron-bridge"})
+
+
+def _copies(case: Case, shards: str, split: int) -> int:
+    """Ranks that share one tensor-parallel shard's weights (GTP); 1 where the number of shards is not legal."""
+    count = case.integer(shards, split)
+    return count // split if count >= split and not count % split else 1
 
 
 def _world(case: Case) -> str | None:
     layout = case.layout
-    ranks = layout.tensor * layout.pipeline * layout.context
-    return f"{case.world} ranks are not divisible by TP x PP x CP = {ranks}" if case.world % ranks else None
+    copies = _copies(case, SHARDS, layout.tensor)
+    ranks = layout.tensor * layout.pipeline * layout.context * copies
+    names = "TP x PP x CP" + (" x GTP" if copies > 1 else "")
+    return f"{case.world} ranks are not divisible by {names} = {ranks}" if case.world % ranks else None
 
 
 def _expert_grid(case: Case) -> str | None:
     layout = case.layout
-    ranks = layout.expert_tensor * layout.expert * layout.pipeline
-    return f"{case.world} ranks are not divisible by ETP x EP x PP = {ranks}" if case.world % ranks else None
+    copies = _copies(case, EXPERT_SHARDS, layout.expert_tensor)
+    ranks = layout.expert_tensor * layout.expert * layout.pipeline * copies
+    names = "ETP x EP x PP" + (" x EGTP" if copies > 1 else "")
+    return f"{case.world} ranks are not divisible by {names} = {ranks}" if case.world % ranks else None
 
 
 def _experts(case: Case) -> str | None:
+    if case.dense or case.layout.expert == 1:
+        return None
     experts, spread = case.model.num_moe_experts, case.layout.expert
     return f"{experts} experts are not divisible by EP {spread}" if experts % spread else None
+
+
+def _no_experts(case: Case) -> str | None:
+    return f"EP {case.layout.expert} for a model without experts" if case.dense and case.layout.expert > 1 else None
 
 
 def _heads(case: Case) -> str | None:
@@ -48,84 +63,110 @@ def _groups(case: Case) -> str | None:
     return f"{groups} query groups are neither a multiple nor a divisor of TP {tensor}" if wrong else None
 
 
+def _fewer_groups(case: Case) -> str | None:
+    groups, tensor = case.model.num_query_groups, case.layout.tensor
+    return f"{groups} query groups are not a multiple of TP {tensor}" if groups % tensor else None
+
+
+def _linear_heads(case: Case) -> str | None:
+    if case.text(VARIANT) != "gated_delta_net":
+        return None
+    keys, values = case.integer(KEY_HEADS, 16), case.integer(VALUE_HEADS, 32)
+    split = case.layout.tensor * case.layout.context
+    if values % keys:
+        return f"{values} linear-attention value heads are not a multiple of {keys} key heads"
+    wrong = keys % split or values % split
+    return f"{keys} key and {values} value heads are not divisible by TP x CP = {split}" if wrong else None
+
+
 def _sequence_parallel_alone(case: Case) -> str | None:
     wrong = case.layout.sequence_parallel and case.layout.tensor == 1
     return "sequence_parallel without tensor parallelism" if wrong else None
 
 
 def _tensor_without_sequence(case: Case) -> str | None:
-    wrong = case.layout.tensor > 1 and not case.layout.sequence_parallel
+    wrong = case.layout.tensor > 1 and not case.layout.sequence_parallel and not case.dense
     return f"an MoE layer does not train with TP {case.layout.tensor} without sequence_parallel" if wrong else None
 
 
-def _virtual_without_stages(case: Case) -> str | None:
-    wrong = case.layout.virtual_pipeline is not None and case.layout.pipeline == 1
-    return f"VPP {case.layout.virtual_pipeline} with a single pipeline stage" if wrong else None
+def _biased_experts(case: Case) -> str | None:
+    wrong = case.on("add_bias_linear") and not case.dense and case.layout.expert_tensor > 1
+    return f"biases in experts split over ETP {case.layout.expert_tensor}" if wrong else None
 
 
-def _uneven(case: Case) -> bool:
-    return any(case.knobs.get(name) for name in UNEVEN)
+def _weight_shards(case: Case) -> str | None:
+    layout = case.layout
+    for name, split in ((SHARDS, layout.tensor), (EXPERT_SHARDS, layout.expert_tensor)):
+        count = case.integer(name, split)
+        if count < split or count % split:
+            return f"{name} {count} is not a multiple of its tensor-parallel size {split}"
+    return None
 
 
-def _stages(case: Case) -> str | None:
-    layers, stages = case.model.num_layers, case.layout.pipeline
-    if _uneven(case):
-        return None
-    return f"{layers} layers are not divisible by PP {stages}" if layers % stages else None
-
-
-def _chunks(case: Case) -> str | None:
-    layout, layers = case.layout, case.model.num_layers
-    if layout.virtual_pipeline is None or layout.pipeline == 1 or layers % layout.pipeline or _uneven(case):
-        return None
-    a_stage = layers // layout.pipeline
-    wrong = a_stage % layout.virtual_pipeline
-    return f"{a_stage} layers a stage are not divisible by VPP {layout.virtual_pipeline}" if wrong else None
-
-
-def _context_halves(case: Case) -> str | None:
-    context, sequence = case.layout.context, case.training.sequence_length
-    wrong = context > 1 and sequence % (2 * context)
-    return f"a sequence of {sequence} is not divisible by 2 x CP = {2 * context}" if wrong else None
+def _shards_and_instances(case: Case) -> str | None:
+    layout = case.layout
+    shared = _copies(case, SHARDS, layout.tensor) > 1 or _copies(case, EXPERT_SHARDS, layout.expert_tensor) > 1
+    wrong = shared and case.integer(INSTANCES, 1) > 1
+    return f"more weight shards than tensor-parallel ranks with {INSTANCES} above 1" if wrong else None
 
 
 def _global_batch(case: Case) -> str | None:
-    micro, data, batch = case.integer(MBS, 1), case.data_parallel, case.training.global_batch_size
-    wrong = data and batch % (micro * data)
+    data = case.data_parallel
+    if case.knobs.get("num_microbatches") is not None or not data or _copies(case, SHARDS, case.layout.tensor) > 1:
+        return None
+    micro, batch = case.integer(MBS, 1), case.training.global_batch_size
+    wrong = batch % (micro * data)
     return f"global batch {batch} is not divisible by micro-batch {micro} x DP {data}" if wrong else None
 
 
-def _interleaved_microbatches(case: Case) -> str | None:
-    stages, count = case.layout.pipeline, case.microbatches
-    if case.layout.virtual_pipeline is None or stages == 1 or not count:
+def _optimizer_instances(case: Case) -> str | None:
+    count = case.integer(INSTANCES, 1)
+    whole, experts = case.data_parallel * case.layout.context, case.expert_data_parallel
+    wrong = [f"{what} {ranks}" for what, ranks in (("DP x CP", whole), ("expert DP", experts)) if ranks % count]
+    return f"{' and '.join(wrong)} not divisible by {INSTANCES} {count}" if wrong else None
+
+
+def _one_connection(case: Case) -> str | None:
+    capability = case.compute_capability
+    split = case.layout.tensor > 1 or case.layout.context > 1
+    excused = case.on(FSDP) or case.on(TORCH_FSDP) or case.on(EP_OVERLAP)
+    if capability is None or capability[0] >= 10 or not split or excused or case.env.get(CONNECTIONS) == "1":
         return None
-    wrong = count < stages or count % stages
-    return f"the interleaved schedule cannot group {count} micro-batches by PP {stages}" if wrong else None
+    return f"TP or CP before Blackwell with {CONNECTIONS} {case.env.get(CONNECTIONS, 'not set')}"
 
 
-def _silent_swap(case: Case) -> str | None:
-    interleaved = case.layout.virtual_pipeline is not None and case.layout.pipeline == 2
-    wrong = interleaved and not case.on(P2P)
-    return "VPP on 2 stages without overlap_p2p_comm runs and trains wrong (grad norm 51.9 for 0.74)" if wrong else None
+def _evaluation_batch(case: Case) -> str | None:
+    given = case.knobs.get(EVAL_BATCH) is not None or case.knobs.get(EVAL_MBS) is not None
+    if not given or not case.data_parallel:
+        return None
+    batch = case.knobs.get(EVAL_BATCH)
+    whole = case.training.global_batch_size if batch is None else int(batch)
+    micro = case.integer(EVAL_MBS, case.integer(MBS, 1))
+    wrong = whole % (micro * case.data_parallel)
+    return f"evaluation batch {whole} is not divisible by {micro} x DP {case.data_parallel}" if wrong else None
 
 
-def _overlap_without_chunks(case: Case) -> str | None:
-    wrong = case.on(P2P) and (case.layout.virtual_pipeline is None or case.layout.pipeline == 1)
-    return "overlap_p2p_comm without the interleaved schedule" if wrong else None
+def _latent_groups(case: Case) -> str | None:
+    wrong = case.model.multi_latent_attention and case.on("group_query_attention")
+    return "group_query_attention with multi_latent_attention" if wrong else None
+
+
+def _stages_before_data(case: Case) -> str | None:
+    data, experts = case.data_parallel, case.expert_data_parallel
+    wrong = case.on(STAGES_BEFORE_DATA) and case.layout.pipeline > 1 and data and experts and data != experts
+    return f"{STAGES_BEFORE_DATA} with DP {data} and expert DP {experts}" if wrong else None
 
 
 def _vocabulary(case: Case) -> str | None:
+    if case.launchers & BOTH_LAUNCHERS:  # they pad it
+        return None
     words, tensor = case.model.vocab_size, case.layout.tensor
     return f"a vocabulary of {words} is not divisible by TP {tensor}" if words % tensor else None
 
 
-def _sequence_split(case: Case) -> str | None:
-    layout, sequence = case.layout, case.training.sequence_length
-    parts = layout.context * (layout.tensor if layout.sequence_parallel else 1)
-    return f"a sequence of {sequence} does not split into CP x TP = {parts} parts" if sequence % parts else None
-
-
 def _expert_width(case: Case) -> str | None:
+    if case.dense:
+        return None
     width, split = case.model.moe_ffn_hidden_size, case.layout.expert_tensor
     return f"moe_ffn_hidden_size {width} is not divisible by ETP {split}" if width % split else None
 
@@ -133,65 +174,93 @@ def _expert_width(case: Case) -> str | None:
 def _dense_width(case: Case) -> str | None:
     model, tensor = case.model, case.layout.tensor
     widths = {"moe_shared_expert_intermediate_size": model.moe_shared_expert_intermediate_size or 0}
-    if model.first_dense_layers:
+    if model.first_dense_layers or case.dense:
         widths["ffn_hidden_size"] = model.ffn_hidden_size
     wrong = [f"{name} {width}" for name, width in widths.items() if width % tensor]
     return f"{' and '.join(wrong)} not divisible by TP {tensor}" if wrong else None
 
 
-def _one_chunk(case: Case) -> str | None:
-    return "VPP 1 is the schedule without virtual stages" if case.layout.virtual_pipeline == 1 else None
-
-
+_CONFIG = "core/transformer/transformer_config.py"
 RULES = (
-    Rule("PAR-01", WORLD, _world, "core/parallel_state.py:822", "choose sizes whose product divides the ranks"),
-    Rule("PAR-02", EXPERT_GRID, _expert_grid, "core/parallel_state.py:881", "lower EP or ETP (absent ETP means TP)"),
-    Rule("PAR-03", frozenset({EP}), _experts, "core/transformer/moe/moe_layer.py:185", "choose an EP that does"),
-    Rule("PAR-05", frozenset({TP}), _heads, "core/transformer/transformer_config.py:1324", "choose a TP that does"),
-    Rule("PAR-06", frozenset({TP}), _groups, "core/transformer/transformer_config.py:1342", "choose another TP"),
+    Rule(
+        "PAR-01", WORLD | {SHARDS}, _world, "core/parallel_state.py:822",
+        "choose sizes whose product divides the ranks", level="build",
+    ),
+    Rule(
+        "PAR-02", EXPERT_GRID | {EXPERT_SHARDS}, _expert_grid, "core/parallel_state.py:881",
+        "lower EP or ETP (absent ETP means TP)", level="build",
+    ),
+    Rule(
+        "PAR-03", frozenset({EP}), _experts, "core/transformer/moe/moe_layer.py:185", "choose an EP that does",
+        level="build",
+    ),
+    Rule("PAR-04", frozenset({EP}), _no_experts, f"{_CONFIG}:1469", "set EP to 1 or num_moe_experts"),
+    Rule("PAR-05", frozenset({TP}), _heads, f"{_CONFIG}:1324", "choose a TP that does"),
+    Rule("PAR-06", frozenset({TP}), _groups, f"{_CONFIG}:1342", "choose another TP", since="0.16"),
+    Rule(
+        "PAR-06b", frozenset({TP}), _fewer_groups, "megatron-core 0.15.0 core/transformer/transformer_config.py:758",
+        "choose another TP, or megatron-core 0.16, which repeats groups", until="0.16",
+    ),
+    Rule(
+        "PAR-07", frozenset({TP, CP, VARIANT, KEY_HEADS, VALUE_HEADS}), _linear_heads, f"{_CONFIG}:1368-1382",
+        "lower TP or CP",
+    ),
     Rule(
         "PAR-08", frozenset({TP, SP}), _sequence_parallel_alone, "core/model_parallel_config.py:504",
         "set sequence_parallel to false or TP above 1",
     ),
     Rule(
         "PAR-09", frozenset({TP, SP}), _tensor_without_sequence, "core/transformer/moe/moe_layer.py:629",
-        "set sequence_parallel to true",
+        "set sequence_parallel to true", level="first step",
+    ),
+    *pipeline.RULES,
+    *context.RULES,
+    Rule(
+        "PAR-21", frozenset({TP, ETP, "add_bias_linear"}), _biased_experts, f"{_CONFIG}:2280",
+        "set expert_tensor_parallel_size to 1 or add_bias_linear to false",
     ),
     Rule(
-        "PAR-10", frozenset({PP, VPP}), _virtual_without_stages, "core/parallel_state.py:829",
-        "leave virtual_pipeline_model_parallel_size out or set PP above 1",
+        "PAR-22", frozenset({TP, ETP, SHARDS, EXPERT_SHARDS}), _weight_shards, "core/model_parallel_config.py:32-37",
+        "choose a multiple", since="0.19",
     ),
-    Rule("PAR-12", frozenset({PP, *UNEVEN}), _stages, "core/transformer/transformer_block.py:150", "choose another PP"),
     Rule(
-        "PAR-13", frozenset({PP, VPP, *UNEVEN}), _chunks, "core/transformer/transformer_block.py:169",
-        "choose a VPP that divides the layers of a stage",
+        "PAR-22b", frozenset({TP, ETP, SHARDS, EXPERT_SHARDS, INSTANCES}), _shards_and_instances,
+        "core/parallel_state.py:808", f"set {INSTANCES} to 1", level="build", since="0.19",
     ),
-    Rule("PAR-18", frozenset({CP}), _context_halves, "MLM arguments.py:1296", "lower CP or lengthen the sequence"),
     Rule(
-        "PAR-23", WORLD | {MBS}, _global_batch, "core/num_microbatches_calculator.py:381",
+        "PAR-23", WORLD | {MBS, SHARDS, "num_microbatches"}, _global_batch, "core/num_microbatches_calculator.py:381",
         "choose a micro-batch that divides, or change training.global_batch_size",
     ),
     Rule(
-        "PAR-24", WORLD | {MBS, VPP}, _interleaved_microbatches, "core/pipeline_parallel/schedules.py:1133",
-        "lower the micro-batch, or make their number a multiple of PP",
+        "PAR-25", WORLD | EXPERT_GRID | {INSTANCES}, _optimizer_instances, "core/parallel_state.py:922,1447",
+        "choose a divisor of both", level="build",
     ),
     Rule(
-        "PAR-27", frozenset({PP, VPP, P2P}), _silent_swap, "MLM arguments.py:972; Megatron-LM#750; seen on gloo",
-        "set overlap_p2p_comm to true",
+        "PAR-28", frozenset({TP, CP, FSDP, TORCH_FSDP, EP_OVERLAP, CONNECTIONS}), _one_connection,
+        "MLM arguments.py:1413", f"export {CONNECTIONS}=1", launchers=MLM,
     ),
     Rule(
-        "PAR-30", frozenset({PP, VPP, P2P}), _overlap_without_chunks, "core/pipeline_parallel/schedules.py:2155",
-        "set overlap_p2p_comm to false or VPP above 1",
+        "PAR-29", WORLD | {MBS, EVAL_BATCH, EVAL_MBS}, _evaluation_batch,
+        "MLM arguments.py:694; Bridge training/config.py:1335", "choose sizes that divide", launchers=BOTH_LAUNCHERS,
+    ),
+    Rule(
+        "PAR-31", frozenset({"group_query_attention"}), _latent_groups, "MLM arguments.py:1893", "leave it out",
+        launchers=MLM,
+    ),
+    Rule(
+        "PAR-32", WORLD | EXPERT_GRID | {STAGES_BEFORE_DATA}, _stages_before_data, "core/parallel_state.py:898",
+        "leave it out, or set EP x ETP to TP x CP", level="build",
     ),
     Rule(
         "SHP-01", frozenset({TP}), _vocabulary, "core/tensor_parallel/layers.py, VocabParallelEmbedding",
-        "pad the vocabulary or choose another TP",
+        "pad the vocabulary or choose another TP", level="build",
     ),
     Rule(
-        "SHP-02", frozenset({TP, SP, CP}), _sequence_split, "core/tensor_parallel/mappings.py, scatter",
-        "lower TP or CP, or change training.sequence_length",
+        "SHP-03", frozenset({TP, ETP}), _expert_width, "core/transformer/moe/experts.py", "choose another ETP",
+        level="build",
     ),
-    Rule("SHP-03", frozenset({TP, ETP}), _expert_width, "core/transformer/moe/experts.py", "choose another ETP"),
-    Rule("SHP-04", frozenset({TP}), _dense_width, "core/transformer/mlp.py, divide()", "choose another TP"),
-    Rule("DUP-01", frozenset({VPP}), _one_chunk, "the same candidate under another name", "leave it out"),
+    Rule(
+        "SHP-04", frozenset({TP}), _dense_width, "core/transformer/mlp.py, divide()", "choose another TP",
+        level="build",
+    ),
 )  # fmt: skip

@@ -1,8 +1,12 @@
 """Rule -> (a case that breaks it, one that just satisfies it): the two differ in as little as possible."""
 
 from search_spaces.rules import Case
+from tests.search_spaces import oracle_fusions as real
 from tests.search_spaces.cases import case
-from tests.search_spaces.examples.common import BLACKWELL, CUTLASS, H2, H8, MLA
+from tests.search_spaces.examples.common import AMPERE, BLACKWELL, CUTLASS, H2, H8, MLA
+from tests.search_spaces.oracle import Oracle
+
+CUTEDSL = {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"}
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
     "CPU-01": (case(dispatcher="flex"), case(H2, dispatcher="flex")),
@@ -19,4 +23,10 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "DUP-15": (case(H2, env=CUTLASS), case(H2, env=CUTLASS, moe_grouped_gemm=True)),
     "DUP-14": (case(BLACKWELL, env=CUTLASS), case(H8, env=CUTLASS)),
     "DUP-13": (case(H8, env=CUTLASS, fp8="hybrid"), case(H8, env=CUTLASS)),
+    "HW-06": (
+        case(H8, env=CUTEDSL, use_transformer_engine_op_fuser=True),
+        case(BLACKWELL, env=CUTEDSL, use_transformer_engine_op_fuser=True),
+    ),
+    "HW-08": (case(AMPERE, dispatcher="flex", backend="hybridep"), case(H8, dispatcher="flex", backend="hybridep")),
 }
+ORACLE: dict[str, Oracle] = {"CPU-10": real.one_by_one}

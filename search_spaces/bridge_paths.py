@@ -1,0 +1,275 @@
+"""Megatron Bridge's configuration paths, told as plain Megatron-Core knobs.
+
+A user of Bridge writes "model.X", "comm_overlap.X", "mixed_precision.X", "ddp.X" ..., or a whole object by its name.
+Bridge runs its parts in this order (0.6.2 training/config.py:1853, rule BRG-01): environment, mixed_precision.setup,
+comm_overlap.setup, validation. So a field of the model that one of the two setups owns is overwritten wherever that
+part exists; `flatten` keeps such a losing value under its path, and the rules TRAP-01 and TRAP-02 read it there.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+# Parts whose fields are Megatron-Core knobs or names of the training loop.
+PLAIN = ("model", "ddp", "optimizer", "train", "dist", "rerun_state_machine", "rng", "checkpoint", "validation")
+# Parts that keep their path: their names would collide with the model's.
+KEPT = ("dataset", "scheduler", "logger", "tokenizer", "profiling", "ft", "peft", "straggler", "tensor_inspect")
+PARTS = (*PLAIN, *KEPT, "comm_overlap", "mixed_precision", "env_vars")
+APPLY = "apply_flex_dispatcher_backend"
+HARNESS_OVERLAP = "moe_a2a_overlap"
+
+# training/comm_overlap.py:354-373: the fields that comm_overlap.setup writes.
+OF_COMM_OVERLAP = frozenset({
+    "tp_comm_overlap", "tp_comm_bootstrap_backend", "overlap_p2p_comm", "batch_p2p_comm", "overlap_grad_reduce",
+    "overlap_param_gather", "overlap_param_gather_with_optimizer_step", "align_param_gather", "bucket_size",
+    "defer_embedding_wgrad_compute", "wgrad_deferral_limit", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute",
+})  # fmt: skip
+# Those that it writes as False where its own field is None (comm_overlap.py:434-439); the others follow the layout.
+OFF_UNLESS_ASKED = frozenset({
+    "tp_comm_overlap", "defer_embedding_wgrad_compute", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute",
+})  # fmt: skip
+OF_DATA_PARALLEL = frozenset({
+    "overlap_grad_reduce", "overlap_param_gather", "overlap_param_gather_with_optimizer_step", "align_param_gather",
+    "bucket_size",
+})  # fmt: skip
+# training/mixed_precision.py:40-75, without the dtypes that follow from bf16: each field is written into model,
+# optimizer and ddp where they have it.
+PRECISION_DEFAULTS: Mapping[str, object] = {
+    "fp16": False, "bf16": False, "grad_reduce_in_fp32": True, "fp8": None, "fp8_recipe": "tensorwise",
+    "first_last_layers_bf16": False, "fp8_margin": 0, "fp8_amax_history_len": 1,
+    "fp8_amax_compute_algo": "most_recent", "fp8_wgrad": True, "fp8_dot_product_attention": False,
+    "fp8_multi_head_attention": False, "fp8_param": False, "fp8_param_gather": False, "fp4": None,
+    "fp4_recipe": "nvfp4", "fp4_param": False, "fp4_param_gather": False, "num_layers_at_start_in_bf16": 0,
+    "num_layers_at_end_in_bf16": 0, "reuse_grad_buf_for_mxfp8_param_ag": False,
+}  # fmt: skip
+_FP8_DELAYED = {
+    "fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max",
+    "fp8_param_gather": True,
+}  # fmt: skip
+_MXFP8 = {
+    "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True,
+}  # fmt: skip
+_TENSORWISE = {
+    "fp8": "hybrid", "fp8_recipe": "tensorwise", "first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1,
+    "num_layers_at_end_in_bf16": 1, "fp8_param_gather": True,
+}  # fmt: skip
+_WIDER = {"num_layers_at_start_in_bf16": 2, "num_layers_at_end_in_bf16": 2}
+_BLOCKWISE = {"fp8": "hybrid", "fp8_recipe": "blockwise"}
+# mixed_precision.py:185-420, the registered recipes without their "bf16_" or "fp16_".
+_RECIPES: Mapping[str, Mapping[str, object]] = {
+    "mixed": {},
+    "with_fp8_delayed_scaling_mixed": _FP8_DELAYED,
+    "with_mxfp8_mixed": _MXFP8,
+    "with_fp8_current_scaling_mixed": _TENSORWISE,
+    "with_fp8_subchannel_scaling_mixed": _BLOCKWISE,
+    "with_nvfp4_mixed": {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param_gather": True},
+}
+_SPECIAL: Mapping[str, Mapping[str, object]] = {
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed": {"bf16": True, **_TENSORWISE, **_WIDER},
+    "nanov2_bf16_with_fp8_current_scaling_mixed": {"bf16": True, **_TENSORWISE, **_BLOCKWISE, **_WIDER},
+}
+# Words of people and of the performance harness for the same recipes.
+_WORDS = (
+    ("mxfp8", _MXFP8), ("fp8_mx", _MXFP8), ("nvfp4", _RECIPES["with_nvfp4_mixed"]), ("blockwise", _BLOCKWISE),
+    ("subchannel", _BLOCKWISE), ("fp8_sc", _BLOCKWISE), ("delayed", _FP8_DELAYED), ("fp8_ds", _FP8_DELAYED),
+    ("current", _TENSORWISE), ("tensorwise", _TENSORWISE), ("fp8_cs", _TENSORWISE),
+)  # fmt: skip
+# A path that overrides one field of a recipe tells what the recipe holds beside it.
+_IMPLIED = {"mxfp8": "e4m3", "delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "hybrid"}
+
+
+@dataclass(frozen=True)
+class Flat:
+    """What Bridge's paths set. `knobs`: plain names with the values in force, and under their path the values that are
+    overwritten and the fields of `KEPT` parts. `env`: the recipe's variables; one that the job exports wins over them
+    (config.py:1850). `is_bridge`: some path was found, so the launcher is Bridge.
+    """
+
+    knobs: Mapping[str, object]
+    env: Mapping[str, str] = field(default_factory=dict)
+    is_bridge: bool = False
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """One of the two parts that overwrite: whether it is there, its known fields, and whether these are all it has."""
+
+    present: bool
+    fields: Mapping[str, object]
+    complete: bool = False
+
+
+def flatten(knobs: Mapping[str, object]) -> Flat:
+    """Plain names mean "in force", but those that a whole comm_overlap or mixed_precision object owns mean the model's
+    field. None is "not said".
+    """
+    paths = _paths(knobs)
+    if not paths:
+        return Flat(dict(knobs))
+    overlap, precision = _comm_overlap(paths), _mixed_precision(paths)
+    plain = {name: value for name, value in knobs.items() if _split(name) is None}
+    owned = {name for name in plain if (overlap.complete and name in OF_COMM_OVERLAP)}
+    owned |= {name for name in plain if precision.complete and name in PRECISION_DEFAULTS}
+    made: dict[str, object] = {}
+    for part in PLAIN:
+        for name, value in paths.get(part, {}).items():
+            made |= _of_part(part, name, value, overlap, precision)
+    for name in owned:
+        made |= _of_part("ddp" if name in OF_DATA_PARALLEL else "model", name, plain[name], overlap, precision)
+    made |= {name: value for name, value in overlap.fields.items() if value is not None}
+    made |= _precision_in_force(precision)
+    made |= {name: value for name, value in plain.items() if name not in owned}
+    made |= _harness(paths, made)
+    if overlap.present:
+        made |= _point_to_point(made)
+    for part in KEPT:
+        made |= {f"{part}.{name}".removesuffix("."): value for name, value in paths.get(part, {}).items()}
+    if "dataset.seq_length" in made:
+        made.setdefault("seq_length", made["dataset.seq_length"])
+    env = {name: str(value) for name, value in paths.get("env_vars", {}).items() if name and value is not None}
+    return Flat(made, env, is_bridge=True)
+
+
+def _split(name: str) -> tuple[str, str] | None:
+    """("model", "fp8") for "model.fp8" or "cfg.model.fp8"; None for a plain knob."""
+    part, _, rest = name.removeprefix("cfg.").partition(".")
+    if part in PARTS or name in (APPLY, HARNESS_OVERLAP):
+        return part, rest.removeprefix("transformer.") if part == "model" else rest
+    return None
+
+
+def _paths(knobs: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Part -> field -> value; a whole object is opened, has True under "", and a path wins over it."""
+    found: dict[str, dict[str, object]] = {}
+    for name, value in sorted(knobs.items(), key=lambda item: item[0].count(".")):
+        if (at := _split(name)) is not None:
+            part, rest = at
+            found.setdefault(part, {}).update(_leaves(rest, value, deep=part in KEPT))
+    return found
+
+
+def _leaves(name: str, value: object, deep: bool) -> Iterator[tuple[str, object]]:
+    if not isinstance(value, Mapping) or (name and not deep):
+        yield name, value
+        return
+    yield name, True
+    for key, inner in value.items():
+        yield from _leaves(f"{name}.{key}".removeprefix("."), inner, deep)
+
+
+def _comm_overlap(paths: Mapping[str, Mapping[str, object]]) -> _Setup:
+    fields = paths.get("comm_overlap", {})
+    whole = fields.get("")
+    named = {name: value for name, value in fields.items() if name in OF_COMM_OVERLAP}
+    return _Setup(bool(named) or whole not in (None, False), named, complete=whole is True)
+
+
+def _mixed_precision(paths: Mapping[str, Mapping[str, object]]) -> _Setup:
+    """A recipe by name, a whole object, single fields over either, or over a recipe that is not told."""
+    fields = paths.get("mixed_precision", {})
+    whole = fields.get("")
+    named = {name: value for name, value in fields.items() if name in PRECISION_DEFAULTS}
+    base = {} if whole is True else precision_recipe(whole) if isinstance(whole, str) else None
+    if base is not None:
+        return _Setup(True, {**PRECISION_DEFAULTS, **_synced(base), **_synced(named)}, complete=True)
+    if not named:
+        return _Setup(isinstance(whole, str), {})
+    implied = _IMPLIED.get(str(named.get("fp8_recipe")))
+    if implied and "fp8" not in named:
+        named["fp8"] = implied
+    named = _synced(named)
+    if named.get("fp8_recipe") == "mxfp8" and named.get("fp8_param_gather"):
+        named.setdefault("reuse_grad_buf_for_mxfp8_param_ag", True)
+    return _Setup(True, named)
+
+
+def _synced(fields: Mapping[str, object]) -> dict[str, object]:
+    """fp8_param and fp8_param_gather are one field to Bridge, and so with fp4 (mixed_precision.py:77-94)."""
+    synced = dict(fields)
+    for one, other in (("fp8_param", "fp8_param_gather"), ("fp4_param", "fp4_param_gather")):
+        if one in synced or other in synced:
+            synced[one] = synced[other] = synced.get(one, synced.get(other))
+    return synced
+
+
+def precision_recipe(text: str) -> Mapping[str, object] | None:
+    """The fields of a recipe by its name ("bf16_with_mxfp8_mixed", "bf16-mixed") or in words; None where unknown."""
+    name = text.strip().lower().replace("-", "_")
+    if name in _SPECIAL:
+        return _SPECIAL[name]
+    found = re.search(r"(?<![a-z0-9])(bf16|fp16)", name)
+    base = found[1] if found else None
+    if base and (recipe := _RECIPES.get(name.removeprefix(f"{base}_"))) is not None:
+        return {base: True, **recipe}
+    for word, recipe in _WORDS:
+        if word in name:
+            return {base or "bf16": True, **recipe}
+    return {base: True} if base and "fp8" not in name and "fp4" not in name else None
+
+
+def _of_part(part: str, name: str, value: object, overlap: _Setup, precision: _Setup) -> dict[str, object]:
+    """One field of the model, ddp, optimizer or training loop: in force, or kept under its path as overwritten."""
+    path = f"{part}.{name}"
+    if not name or value is None:
+        return {}
+    if part in ("model", "ddp", "optimizer"):
+        if precision.present and name in PRECISION_DEFAULTS:
+            wins = precision.fields.get(name)
+            unknown = name not in precision.fields and not name.startswith(("fp8", "fp4", "first_last", "num_layers"))
+            return {name: value} if unknown or same(value, wins) else {path: value}
+        if overlap.present and name in OF_COMM_OVERLAP:
+            return _against_overlap(path, name, value, overlap.fields.get(name))
+    return {_PLAIN_NAMES.get(path, name): value}
+
+
+def _against_overlap(path: str, name: str, value: object, wins: object) -> dict[str, object]:
+    if wins is not None or name in OFF_UNLESS_ASKED:
+        return {name: value} if same(value, wins) else {path: value}
+    # What the part's None becomes depends on the layout: rule TRAP-01 works it out.
+    return {path: value, name: value} if value is True else {path: value}
+
+
+_PLAIN_NAMES = {"rng.te_rng_tracker": "use_te_rng_tracker"}  # Bridge switches both on together (config.py:1277)
+
+
+def same(value: object, other: object) -> bool:
+    """Whether two values are one: off is None, and "e4m3 (set directly)" is "e4m3"."""
+    return str(value).partition(" (")[0] == str(other).partition(" (")[0] or (not value and not other)
+
+
+def _precision_in_force(setup: _Setup) -> dict[str, object]:
+    """The known fields; of a whole recipe, without those that a format or a switch that is off makes idle."""
+    fields = {name: value for name, value in setup.fields.items() if value is not None}
+    if not setup.complete:
+        return fields
+    idle = {name for name in fields if name.startswith("fp8_") and not fields.get("fp8")}
+    idle |= {name for name in fields if name.startswith("fp4_") and not fields.get("fp4")}
+    idle |= {name for name in fields if name.startswith("num_layers") and not fields["first_last_layers_bf16"]}
+    # Only where Bridge's default is not Megatron-Core's need a default be said.
+    differ = ("fp8_recipe", "grad_reduce_in_fp32", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+    idle |= {name for name, value in fields.items() if value == PRECISION_DEFAULTS[name] and name not in differ}
+    return {name: value for name, value in fields.items() if name not in idle}
+
+
+def _point_to_point(knobs: Mapping[str, object]) -> dict[str, object]:
+    """comm_overlap's choice between pipeline stages (comm_overlap.py:453-463), where the user makes none."""
+    stages, virtual = knobs.get("pipeline_model_parallel_size"), knobs.get("virtual_pipeline_model_parallel_size")
+    if not isinstance(stages, int) or stages < 2 or not isinstance(virtual, int) or virtual < 2:
+        return {}
+    chosen = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    return {name: value for name, value in chosen.items() if knobs.get(name) is None}
+
+
+def _harness(paths: Mapping[str, Mapping[str, object]], others: Mapping[str, object]) -> dict[str, object]:
+    """Switches of Bridge's functions and of its performance scripts; they stay under their names for the rules."""
+    made: dict[str, object] = {}
+    if (backend := paths.get(APPLY, {}).get("")) is not None:
+        # flex_dispatcher_backend.py:97-99
+        made |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": backend}
+        made |= {"moe_shared_expert_overlap": False}
+    overlap = paths.get(HARNESS_OVERLAP, {}).get("")
+    if overlap is True:
+        made |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}
+    made = {name: value for name, value in made.items() if others.get(name) is None}
+    asked = {APPLY: backend, HARNESS_OVERLAP: overlap}
+    return made | {name: value for name, value in asked.items() if value is not None}

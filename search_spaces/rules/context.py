@@ -1,0 +1,87 @@
+"""Rules of context parallelism: how a sequence is cut, and how the parts exchange keys and values."""
+
+import json
+from math import prod
+
+from search_spaces.rules.rule import Case, Launcher, Rule
+
+TP, SP, CP = "tensor_model_parallel_size", "sequence_parallel", "context_parallel_size"
+CP_COMM, CP_SIZES, VARIANT = "cp_comm_type", "hierarchical_context_parallel_sizes", "experimental_attention_variant"
+BOTH_LAUNCHERS: frozenset[Launcher] = frozenset({"megatron-lm", "megatron-bridge"})
+
+
+def _context_halves(case: Case) -> str | None:
+    if case.layout.context == 1:
+        return None
+    context, sequence = case.layout.context, case.training.sequence_length
+    return f"a sequence of {sequence} is not divisible by 2 x CP = {2 * context}" if sequence % (2 * context) else None
+
+
+def cp_comm_types(case: Case) -> list[str]:
+    """How CP exchanges keys and values: one word for all layers, or one a layer; [] where it is not said."""
+    text = case.text(CP_COMM)
+    return [str(kind) for kind in json.loads(text)] if text.startswith("[") else [text] if text else []
+
+
+def _no_hierarchy(case: Case) -> bool:
+    return "a2a+p2p" in cp_comm_types(case) and not case.text(CP_SIZES)
+
+
+def _context_hierarchy(case: Case) -> str | None:
+    if case.launchers & BOTH_LAUNCHERS and _no_hierarchy(case):
+        return f"{CP_COMM} a2a+p2p without {CP_SIZES}"
+    sizes = json.loads(case.text(CP_SIZES, "[]"))
+    wrong = sizes and prod(sizes) != case.layout.context
+    return f"{CP_SIZES} {sizes} multiply to {prod(sizes)}, not to CP {case.layout.context}" if wrong else None
+
+
+def _context_cut_off(case: Case) -> str | None:
+    wrong = case.layout.context > 1 and _no_hierarchy(case) and not case.launchers & BOTH_LAUNCHERS
+    return f"{CP_COMM} a2a+p2p without {CP_SIZES}: each rank attends to its own part only" if wrong else None
+
+
+def _context_list(case: Case) -> str | None:
+    if case.layout.context == 1 or not case.text(CP_COMM).startswith("["):
+        return None
+    found, layers = len(cp_comm_types(case)), case.model.num_layers
+    return f"{CP_COMM} names {found} layers, the model has {layers}" if found != layers else None
+
+
+def _sparse_attention(case: Case) -> str | None:
+    if case.text(VARIANT) != "dsa" or case.layout.context == 1:
+        return None
+    kinds = cp_comm_types(case) or ["none"]
+    wrong = [kind for kind in kinds if kind.replace("_", "").lower() != "allgather"]
+    return f"DSA attention under CP with {CP_COMM} {wrong[0]}" if wrong else None
+
+
+def _sequence_split(case: Case) -> str | None:
+    layout, sequence = case.layout, case.training.sequence_length
+    parts = layout.context * (layout.tensor if layout.sequence_parallel else 1)
+    return f"a sequence of {sequence} does not split into CP x TP = {parts} parts" if sequence % parts else None
+
+
+_CONFIG = "core/transformer/transformer_config.py"
+RULES = (
+    Rule("PAR-18", frozenset({CP}), _context_halves, "MLM arguments.py:1296", "lower CP or lengthen the sequence"),
+    Rule(
+        "PAR-19", frozenset({CP, CP_COMM, CP_SIZES}), _context_hierarchy,
+        "core/parallel_state.py:1129; MLM arguments.py:562; Bridge training/config.py:1544",
+        "set sizes whose product is CP, such as [8, 2] for CP 16",
+    ),
+    Rule(
+        "PAR-20", frozenset({CP, CP_COMM}), _context_list, f"{_CONFIG}:2780", "name every layer, or one word for all",
+    ),
+    Rule(
+        "PAR-33", frozenset({CP, CP_COMM, VARIANT}), _sparse_attention, f"{_CONFIG}:2845",
+        f"set {CP_COMM} to all_gather", since="0.19",
+    ),
+    Rule(
+        "TRAP-34", frozenset({CP, CP_COMM, CP_SIZES}), _context_cut_off,
+        "Bridge training/config.py:1544: fast, and wrong; megatron-core does not check", f"set {CP_SIZES}",
+    ),
+    Rule(
+        "SHP-02", frozenset({TP, SP, CP}), _sequence_split, "core/tensor_parallel/mappings.py, scatter",
+        "lower TP or CP, or change training.sequence_length", level="first step",
+    ),
+)  # fmt: skip
