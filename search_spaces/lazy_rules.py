@@ -14,7 +14,7 @@ from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case, Rule, Verdict
 from search_spaces.space import ABSENT, Knob
 
-TABLE_LIMIT = 256  # combinations to come
+TABLE_LIMIT = 1024  # combinations to come
 UNDECIDED = object()
 
 

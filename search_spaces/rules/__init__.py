@@ -45,12 +45,14 @@ ALL_RULES: tuple[Rule, ...] = (*STACK_RULES, *worker.RULES)
 
 @cache
 def rules_for(launchers: frozenset[Launcher], megatron_core: str | None, worker: bool = True) -> tuple[Rule, ...]:
-    """The rules that hold for a target: its launchers and its release of megatron-core (None: the newest known).
+    """The rules a search obeys on a target: its launchers and its release of megatron-core (None: the newest known).
 
-    `worker`: with those of this project's own worker.
+    What is only a risk at run time may be tried, except where it would be another candidate's double. `worker`: with
+    the rules of this project's own worker.
     """
     rules = ALL_RULES if worker else STACK_RULES
-    return tuple(rule for rule in rules if rule.concerns(launchers, megatron_core))
+    held = (rule for rule in rules if rule.concerns(launchers, megatron_core))
+    return tuple(rule for rule in held if rule.level != "runtime risk" or rule.id.startswith("DUP"))
 
 
 __all__ = [
