@@ -86,6 +86,11 @@ def _rank_capacity(case: Case) -> str | None:
     return f"{CAPACITY} with hybridep but without {FUSER}" if said == "hybridep" and not case.on(FUSER) else None
 
 
+def _first_rank_capacity(case: Case) -> str | None:
+    fit = case.text(BACKEND) == "hybridep" and case.on(FUSER)
+    return f"{CAPACITY} without hybridep and {FUSER}" if case.knobs.get(CAPACITY) is not None and not fit else None
+
+
 def _variable_lengths(case: Case) -> str | None:
     wrong = case.text(DISPATCHER, "allgather") == "allgather" and case.on("variable_seq_lengths")
     return "variable_seq_lengths with the allgather dispatcher" if wrong else None
@@ -180,6 +185,10 @@ RULES = (
     Rule(
         "DSP-10", frozenset({BACKEND, DEEPEP, CAPACITY, FUSER}), _rank_capacity, f"{_CONFIG}:1694",
         f"leave {CAPACITY} out, or use hybridep with {FUSER}", since="0.18",
+    ),
+    Rule(
+        "DSP-10b", frozenset({BACKEND, CAPACITY, FUSER}), _first_rank_capacity,
+        "megatron-core 0.18.0 core/transformer/transformer_config.py:1516", "leave it out", since="0.18", until="0.19",
     ),
     Rule(
         "DSP-16", frozenset({DISPATCHER, "variable_seq_lengths"}), _variable_lengths, f"{_CONFIG}:2646",

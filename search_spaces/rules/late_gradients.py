@@ -133,8 +133,8 @@ RULES = (
         "switch the overlap on or delay_wgrad_compute off",
     ),
     Rule(
-        "OVL-13b", frozenset({DELAY_WGRAD, LEGACY}), _late_legacy, "megatron-core 0.16.0 transformer_config.py:1914",
-        f"switch {LEGACY} off", until="0.17",
+        "OVL-13b", frozenset({DELAY_WGRAD, LEGACY}), _late_legacy,
+        "megatron-core 0.16.0 core/transformer/transformer_config.py:1914", f"switch {LEGACY} off", until="0.17",
     ),
     Rule(
         "OVL-14", frozenset({DELAY_WGRAD, GRAPHS}), _late_in_old_graphs, f"{_CONFIG}:2754",

@@ -198,20 +198,22 @@ RULES = (
         "OVL-10", frozenset({EP_OVERLAP, MTP}), _many_mtp_layers, f"{_CONFIG}:2709", "keep one MTP layer or none",
     ),
     Rule(
-        "OVL-10b", frozenset({EP_OVERLAP, MTP}), _said_no_mtp, "megatron-core 0.18.0 transformer_config.py:2440",
-        f"leave {MTP} out", until="0.19",
+        "OVL-10b", frozenset({EP_OVERLAP, MTP}), _said_no_mtp,
+        "megatron-core 0.18.0 core/transformer/transformer_config.py:2440", f"leave {MTP} out", until="0.19",
     ),
     Rule(
         "OVL-10c", frozenset({EP_OVERLAP, MTP, PP}), _mtp_on_one_stage,
-        "megatron-core 0.17.0 transformer_config.py:2125", "set PP above 1", since="0.16", until="0.18",
+        "megatron-core 0.17.0 core/transformer/transformer_config.py:2125", "set PP above 1",
+        since="0.16", until="0.18",
     ),
     Rule(
         "OVL-11", frozenset({EP_OVERLAP, GRAPHS, CAPTURED}), _whole_mlp_captured, f"{_CONFIG}:2740",
         "capture attn, moe_router and moe_preprocess only", since="0.16",
     ),
     Rule(
-        "OVL-11b", frozenset({EP_OVERLAP, GRAPHS}), _other_graphs, "megatron-core 0.17.0 transformer_config.py:2131",
-        "use transformer_engine graphs", since="0.16", until="0.18",
+        "OVL-11b", frozenset({EP_OVERLAP, GRAPHS}), _other_graphs,
+        "megatron-core 0.17.0 core/transformer/transformer_config.py:2131", "use transformer_engine graphs",
+        since="0.16", until="0.18",
     ),
     Rule(
         "OVL-12", frozenset({EP_OVERLAP, GRAPHS, CAPTURED}), _whole_layer_captured,

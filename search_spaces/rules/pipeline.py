@@ -221,15 +221,17 @@ def _silent_swap(case: Case) -> str | None:
     return "VPP on 2 stages without overlap_p2p_comm runs and trains wrong (grad norm 51.9 for 0.74)" if wrong else None
 
 
+def _flush(case: Case) -> str | None:
+    wrong = case.on(FLUSH) and (not p2p_overlap(case) or _batched_p2p(case))
+    return f"{FLUSH} without overlap_p2p_comm, or with batch_p2p_comm" if wrong else None
+
+
 def _p2p(case: Case) -> str | None:
-    overlap, batched = p2p_overlap(case), _batched_p2p(case)
-    if case.on(FLUSH) and (not overlap or batched):
-        return f"{FLUSH} without overlap_p2p_comm, or with batch_p2p_comm"
-    if not overlap or case.layout.pipeline == 1:
+    if not p2p_overlap(case) or case.layout.pipeline == 1:
         return None
     if virtual_stages(case) is None:
         return None if case.launchers and case.launchers <= MLM else "overlap_p2p_comm without the interleaved schedule"
-    return "overlap_p2p_comm together with batch_p2p_comm" if batched else None
+    return "overlap_p2p_comm together with batch_p2p_comm" if _batched_p2p(case) else None
 
 
 def _forced_off(case: Case) -> str | None:
@@ -284,8 +286,11 @@ RULES = (
         "MLM arguments.py:972; Megatron-LM#750; seen on gloo", "set overlap_p2p_comm to true",
     ),
     Rule(
-        "PAR-30", frozenset({PP, VPP, LAYOUT, P2P, BATCHED, FLUSH}), _p2p,
-        "core/pipeline_parallel/schedules.py:1060,2155; core/model_parallel_config.py:572",
+        "PAR-30", frozenset({PP, VPP, LAYOUT, P2P, BATCHED, FLUSH}), _flush, "core/model_parallel_config.py:572",
+        "set overlap_p2p_comm, and batch_p2p_comm off",
+    ),
+    Rule(
+        "PAR-30b", frozenset({PP, VPP, LAYOUT, P2P, BATCHED}), _p2p, "core/pipeline_parallel/schedules.py:1060,2155",
         "overlap needs VPP above 1, and batch_p2p_comm off", level="first step",
     ),
     Rule(

@@ -28,11 +28,11 @@ def test_two_stages_train_wrong_without_overlap_unless_the_launcher_switches_it_
 
 
 def test_overlap_of_stages_needs_virtual_stages_and_no_batching() -> None:
-    assert refusing("PAR-30", each(pp=2, p2p=True)) == {None, "megatron-core", "megatron-bridge"}
+    assert refusing("PAR-30b", each(pp=2, p2p=True)) == {None, "megatron-core", "megatron-bridge"}
     assert refusing("TRAP-25", each(pp=2, p2p=True)) == {"megatron-lm"}
-    assert refusing("PAR-30", each(p2p=True)) == set(), "one stage has nothing to overlap"
-    assert refusing("PAR-30", each(pp=2, vpp=2, p2p=True)) == {"megatron-core"}, "batch_p2p_comm is on by default there"
-    assert refusing("PAR-30", each(pp=2, vpp=2, p2p=True, batch_p2p_comm=True)) == set(EVERY)
+    assert refusing("PAR-30b", each(p2p=True)) == set(), "one stage has nothing to overlap"
+    assert refusing("PAR-30b", each(pp=2, vpp=2, p2p=True)) == {"megatron-core"}, "batch_p2p_comm is on there"
+    assert refusing("PAR-30b", each(pp=2, vpp=2, p2p=True, batch_p2p_comm=True)) == set(EVERY)
 
 
 def test_context_hierarchy_is_checked_by_launchers_and_ignored_by_megatron_core() -> None:

@@ -15,6 +15,7 @@ NCCL: dict[str, KnobValue] = {"dispatcher": "flex", "backend": "ncclep", "ep": 2
 STATIC: dict[str, KnobValue] = {
     **NCCL, "moe_ncclep_static_shape": True, "use_transformer_engine_op_fuser": True, "moe_grouped_gemm": True,
 }  # fmt: skip
+FUSED_CAPACITY: dict[str, KnobValue] = {CAPACITY: 1.5, "use_transformer_engine_op_fuser": True}
 CUTEDSL = {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"}
 PADDED: dict[str, KnobValue] = {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}
 
@@ -47,6 +48,9 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "DSP-10": (
         case(H8, **HYBRID, moe_expert_rank_capacity_factor=1.5),
         case(H8, **HYBRID, moe_expert_rank_capacity_factor=1.5, use_transformer_engine_op_fuser=True),
+    ),
+    "DSP-10b": (
+        case(H8, dispatcher="flex", backend="ncclep", **FUSED_CAPACITY), case(H8, **HYBRID, **FUSED_CAPACITY),
     ),
     "DSP-11": (case(H8, **{**NCCL, CAPACITY: None}), case(H8, **NCCL)),
     "DSP-12": (case(H8, **{**STATIC, "moe_grouped_gemm": False}), case(H8, **STATIC)),

@@ -101,7 +101,11 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, tp=2, sp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}), case(H8, tp=2, sp=True, env=CONNECTIONS),
     ),
     "PAR-29": (case(mbs=2, eval_global_batch_size=6), case(mbs=2, eval_global_batch_size=8)),
-    "PAR-30": (case(pp=2, p2p=True, batch_p2p_comm=False), case(pp=2, vpp=2, p2p=True, batch_p2p_comm=False)),
+    "PAR-30": (
+        case(overlap_p2p_comm_warmup_flush=True),
+        case(overlap_p2p_comm_warmup_flush=True, p2p=True, batch_p2p_comm=False),
+    ),
+    "PAR-30b": (case(pp=2, p2p=True, batch_p2p_comm=False), case(pp=2, vpp=2, p2p=True, batch_p2p_comm=False)),
     "PAR-31": (case(model=MLA, group_query_attention=True), case(model=MLA)),
     "PAR-32": (
         case(cpus(8), pp=2, tp=2, etp=1, use_tp_pp_dp_mapping=True),
@@ -140,7 +144,7 @@ ORACLE: dict[str, Oracle] = {
     "PAR-23": real.batch_refusal,
     "PAR-24": real.schedule_refusal,
     "PAR-25": real.groups_refusal,
-    "PAR-30": real.schedule_refusal,
+    "PAR-30b": real.schedule_refusal,
     "PAR-32": real.groups_refusal,
     "SHP-01": real.vocabulary_refusal,
     "SHP-02": real.scatter_refusal,
