@@ -55,6 +55,25 @@ def _sparse_attention(case: Case) -> str | None:
     return f"DSA attention under CP with {CP_COMM} {wrong[0]}" if wrong else None
 
 
+def _sparse_alone(case: Case) -> str | None:
+    wrong = case.text(VARIANT) == "dsa" and case.layout.context > 1
+    return "DSA attention under CP before megatron-core 0.19" if wrong else None
+
+
+def _sparse_rope(case: Case) -> str | None:
+    wrong = case.text(VARIANT) == "dsa" and case.on("apply_rope_fusion")
+    return "DSA attention with apply_rope_fusion" if wrong else None
+
+
+def _sparse_bias(case: Case) -> str | None:
+    return "DSA attention with biases" if case.text(VARIANT) == "dsa" and case.on("add_bias_linear") else None
+
+
+def _linear_alone(case: Case) -> str | None:
+    wrong = case.text(VARIANT) == "gated_delta_net" and case.layout.context > 1
+    return "gated_delta_net under CP before megatron-core 0.18" if wrong else None
+
+
 def _sequence_split(case: Case) -> str | None:
     layout, sequence = case.layout, case.training.sequence_length
     parts = layout.context * (layout.tensor if layout.sequence_parallel else 1)
@@ -75,6 +94,22 @@ RULES = (
     Rule(
         "PAR-33", frozenset({CP, CP_COMM, VARIANT}), _sparse_attention, f"{_CONFIG}:2845",
         f"set {CP_COMM} to all_gather", since="0.19",
+    ),
+    Rule(
+        "PAR-33b", frozenset({"apply_rope_fusion", VARIANT}), _sparse_rope, f"{_CONFIG}:2838",
+        "set apply_rope_fusion to false",
+    ),
+    Rule(
+        "PAR-33c", frozenset({CP, VARIANT}), _sparse_alone,
+        "megatron-core 0.18.0 core/transformer/transformer_config.py:2544", "set CP to 1", until="0.19",
+    ),
+    Rule(
+        "PAR-33d", frozenset({"add_bias_linear", VARIANT}), _sparse_bias, f"{_CONFIG}:1385",
+        "set add_bias_linear to false", since="0.19",
+    ),
+    Rule(
+        "PAR-07b", frozenset({CP, VARIANT}), _linear_alone,
+        "megatron-core 0.17.0 core/transformer/transformer_config.py:1102", "set CP to 1", until="0.18",
     ),
     Rule(
         "TRAP-34", frozenset({CP, CP_COMM, CP_SIZES}), _context_cut_off,

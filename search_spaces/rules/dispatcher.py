@@ -38,8 +38,8 @@ def _deepep_flag(case: Case) -> str | None:
         return None
     if case.text(DISPATCHER, "allgather") != "flex":
         return f"{DEEPEP} without the flex dispatcher"
-    other = case.text(BACKEND, "deepep")
-    return f"{DEEPEP} with the backend {other}" if other != "deepep" else None
+    other = case.text(BACKEND, "deepep")  # hybridep is refused, ncclep overwritten
+    return f"{DEEPEP} with the backend {other}" if other in ("hybridep", "ncclep") else None
 
 
 def _padded_deepep(case: Case) -> str | None:

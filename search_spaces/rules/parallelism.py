@@ -11,7 +11,8 @@ TP, SP, CP = "tensor_model_parallel_size", "sequence_parallel", "context_paralle
 PP, EP, ETP = "pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"
 MBS, EP_OVERLAP = "micro_batch_size", "overlap_moe_expert_parallel_comm"
 SHARDS, EXPERT_SHARDS = "tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards"
-INSTANCES, VARIANT = "num_distributed_optimizer_instances", "experimental_attention_variant"
+INSTANCES, FREQUENCY = "num_distributed_optimizer_instances", "linear_attention_freq"
+VARIANT = "experimental_attention_variant"
 EVAL_BATCH, EVAL_MBS = "eval_global_batch_size", "eval_micro_batch_size"
 CONNECTIONS, FSDP, TORCH_FSDP = "CUDA_DEVICE_MAX_CONNECTIONS", "use_megatron_fsdp", "use_torch_fsdp2"
 KEY_HEADS, VALUE_HEADS, STAGES_BEFORE_DATA = "linear_num_key_heads", "linear_num_value_heads", "use_tp_pp_dp_mapping"
@@ -71,6 +72,8 @@ def _fewer_groups(case: Case) -> str | None:
 def _linear_heads(case: Case) -> str | None:
     if case.text(VARIANT) != "gated_delta_net":
         return None
+    if not case.knobs.get(FREQUENCY):
+        return f"gated_delta_net without {FREQUENCY}"
     keys, values = case.integer(KEY_HEADS, 16), case.integer(VALUE_HEADS, 32)
     split = case.layout.tensor * case.layout.context
     if values % keys:
@@ -202,8 +205,8 @@ RULES = (
         "choose another TP, or megatron-core 0.16, which repeats groups", until="0.16",
     ),
     Rule(
-        "PAR-07", frozenset({TP, CP, VARIANT, KEY_HEADS, VALUE_HEADS}), _linear_heads, f"{_CONFIG}:1368-1382",
-        "lower TP or CP",
+        "PAR-07", frozenset({TP, CP, VARIANT, FREQUENCY, KEY_HEADS, VALUE_HEADS}), _linear_heads,
+        f"{_CONFIG}:1348-1382", "lower TP or CP",
     ),
     Rule(
         "PAR-08", frozenset({TP, SP}), _sequence_parallel_alone, "core/model_parallel_config.py:504",

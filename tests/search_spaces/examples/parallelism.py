@@ -32,6 +32,11 @@ def waves(count: int, **knobs: KnobValue) -> Case:
     return case(pp=2, training={"global_batch_size": count}, **{"vpp": 2, **knobs})
 
 
+def sparse(**knobs: KnobValue) -> Case:
+    """DSA attention, which is latent."""
+    return case(H2, model=MLA, experimental_attention_variant="dsa", **knobs)
+
+
 def layout(text: str, **knobs: KnobValue) -> Case:
     return case(H8, pp=2, pipeline_model_parallel_layout=text, **knobs)
 
@@ -48,6 +53,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     ),
     "PAR-06b": (case(cpus(4), tp=4), case(tp=2)),
     "PAR-07": (case(H8, cp=8, **LINEAR), case(H8, cp=4, **LINEAR)),
+    "PAR-07b": (case(H8, cp=2, **LINEAR), case(H8, **LINEAR)),
     "PAR-08": (case(sp=True), case(sp=True, tp=2)),
     "PAR-09": (case(tp=2), case(tp=2, sp=True)),
     "PAR-10": (case(vpp=2), case(vpp=2, pp=2)),
@@ -112,9 +118,11 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(cpus(8), pp=2, tp=2, etp=2, use_tp_pp_dp_mapping=True),
     ),
     "PAR-33": (
-        case(H2, model=MLA, cp=2, experimental_attention_variant="dsa", cp_comm_type="p2p"),
-        case(H2, model=MLA, cp=2, experimental_attention_variant="dsa", cp_comm_type="all_gather"),
+        sparse(cp=2, cp_comm_type="p2p"), sparse(cp=2, cp_comm_type="all_gather"),
     ),
+    "PAR-33b": (sparse(apply_rope_fusion=True), sparse(apply_rope_fusion=False)),
+    "PAR-33c": (sparse(cp=2, cp_comm_type="all_gather"), sparse()),
+    "PAR-33d": (sparse(add_bias_linear=True), sparse(add_bias_linear=False)),
     "TRAP-25": (case(pp=2, p2p=True), case(pp=2, vpp=2, p2p=True)),
     "TRAP-34": (case(H2, cp=2, cp_comm_type="a2a+p2p"), case(H2, cp=2, cp_comm_type="a2a")),
     "SHP-01": (case(tp=2, model={"vocab_size": 511}), case(tp=2, model={"vocab_size": 510})),
