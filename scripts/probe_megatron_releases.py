@@ -43,7 +43,7 @@ def facts(model: str) -> dict[str, Any]:
 def as_written_then(knobs: dict[str, Any], types: dict[str, Any]) -> dict[str, Any]:
     """Knobs under the names of a release whose fields have these types: some were renamed until 0.19."""
     then = dict(knobs)
-    if "cuda_graph_modules" in then and "cuda_graph_modules" not in types:
+    if "cuda_graph_modules" in then and not then.keys() & {"cuda_graph_scope"} and "cuda_graph_modules" not in types:
         parts = then.pop("cuda_graph_modules")
         if then.get("cuda_graph_impl") == "full_iteration":
             then["cuda_graph_impl"], parts = "local", [*parts, "full_iteration"]
