@@ -32,7 +32,6 @@ DENSE = PartialModel.of({
 
 # Probe -> why its verdict cannot be asked of our rules.
 UNASKED = {
-    "PAR-11": "an absent pipeline_dtype follows bf16 here, as in every launcher",
     "DSP-23": "ModelShape has no shared expert of width 0",
 }
 # Rules about words that a release does not have yet. The script asks it under its own words, and 0.15 looks at none.
