@@ -48,6 +48,7 @@ FLAGS = {
 }  # fmt: skip
 # Facts whose words the rules know more of than `ModelShape`: told as knobs too.
 ALSO_KNOBS = ("moe_router_topk", "moe_router_score_function", "moe_router_enable_expert_bias", "num_moe_experts")
+SAID_NONE = ("moe_flex_dispatcher_backend", "pipeline_dtype")  # null here is not the default
 MODEL_NOTES = frozenset({"name", "note", "source", "notes"})
 
 
@@ -97,7 +98,7 @@ class _Reader:
         self.effective |= form.changed
         self.warnings += form.notes
         training = _training(knobs)
-        return Case(form.resolved(knobs), model, cluster, training, env, self._packages(stack, knobs), launchers)
+        return Case(form.resolved(knobs), model, cluster, training, env, self._packages(stack), launchers)
 
     def _mapping(self, name: str) -> dict[str, Any]:
         value = self.raw.get(name)
@@ -119,7 +120,7 @@ class _Reader:
             elif fault := knob_fault(name, value):
                 self.faults.append(fault)
             else:
-                knobs[name] = knob_value(name, value)
+                knobs[name] = "none" if value is None and name in SAID_NONE else knob_value(name, value)
         return knobs
 
     def _stack(self) -> StackVersions | None:
@@ -150,7 +151,7 @@ class _Reader:
         found: set[Launcher] = {"megatron-bridge"} if bridge_paths or stack & {"bridge", "megatron_bridge"} else set()
         return frozenset(found | ({"megatron-lm"} if "megatron_lm" in stack else set()))
 
-    def _packages(self, stack: StackVersions | None, knobs: dict[str, KnobValue]) -> StackVersions | None:
+    def _packages(self, stack: StackVersions | None) -> StackVersions | None:
         """The DeepEP builds: assumed to be there unless the case says otherwise; no public configuration lists them."""
         if stack is None:
             return None
@@ -250,4 +251,5 @@ def _layer_frequency(value: Any, facts: dict[str, Any], model: Mapping[str, Any]
 @cache
 def _fact_type(name: str) -> TypeAdapter[Any]:
     field = ModelShape.model_fields[name]
-    return TypeAdapter(Annotated[field.annotation, *field.metadata])
+    kind: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    return TypeAdapter(kind)

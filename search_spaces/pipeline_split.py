@@ -1,7 +1,8 @@
 """The split of layers over pipeline stages that public recipes of some models bring along.
 
 61 layers of DeepSeek-V3 and 94 of Qwen3-235B divide into hardly any number of stages, so their recipes spell the split
-out (Bridge 0.6.2: a layout for each PP and VPP; `account_for_embedding_in_pipeline_split` and `..._loss_...` for Qwen3).
+out (Bridge 0.6.2: a layout for each PP and VPP; `account_for_embedding_in_pipeline_split` and `..._loss_...` for
+Qwen3).
 A configuration copied from a table does not say it; a bare "not divisible" would be a false refusal.
 """
 

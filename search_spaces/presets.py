@@ -69,25 +69,22 @@ ARCHITECTURES = ("70", "75", "80", "86", "87", "88", "89", "90", "100", "103", "
 
 
 def gpu_named(text: str) -> GpuShape:
-    """A GPU by name ("H100", "NVIDIA H100 80GB HBM3") or by name and architecture ("H100 sm_90", which may be unlisted:
-    then its memory is the smallest there is). Raises InputError with the known ones."""
-    name, _, digits = text.strip().rpartition("sm_")
-    if not _:
-        name = text.strip()
-    word = name.upper().replace("NVIDIA", "").replace(" ", "").replace("-", "")
-    listed = next(
-        (gpu for key, gpu in sorted(GPUS.items(), key=lambda item: -len(item[0])) if word.startswith(key)), None
-    )
-    digits = digits.rstrip("af") if _ else ""
-    if _ and digits not in ARCHITECTURES:
+    """A GPU by name ("H100", "NVIDIA H100 80GB HBM3"), or by name and architecture ("X100 sm_90"), listed or not.
+
+    Of an unlisted one the memory is told as the smallest there is. Raises InputError with the known ones.
+    """
+    name, mark, digits = (part.strip() for part in text.rpartition("sm_"))
+    name, digits = name or (text.strip() if not mark else ""), digits.rstrip("af") if mark else ""
+    if mark and digits not in ARCHITECTURES:
         known = ", ".join(f"sm_{each}" for each in ARCHITECTURES)
-        raise InputError([Fault(f"no GPU architecture {text!r}", hint=f"known: {known}")], f"known: {known}")
-    if listed is None and not _:
-        known = ", ".join(GPUS)
-        hint = f'known: {known}; or give the architecture too, such as "X100 sm_90"'
-        raise InputError([Fault(f"no GPU {text!r}", hint=hint)], hint)
-    if listed is not None and (not _ or listed.gpu_arch.endswith(f"sm_{digits}")):
+        raise InputError([Fault(f"no GPU architecture {text!r}", hint=f"known: {known}")])
+    word = name.upper().replace("NVIDIA", "").replace(" ", "").replace("-", "")
+    by_length = sorted(GPUS.items(), key=lambda item: -len(item[0]))
+    listed = next((gpu for key, gpu in by_length if word.startswith(key)), None)
+    if listed is not None and (not mark or listed.gpu_arch.endswith(f"sm_{digits}")):
         return listed
-    return GpuShape(
-        name=name.strip() or text, gpu_arch=text.strip(), memory_bytes=min(g.memory_bytes for g in GPUS.values())
-    )
+    if not mark:
+        hint = f'known: {", ".join(GPUS)}; or give the architecture too, such as "X100 sm_90"'
+        raise InputError([Fault(f"no GPU {text!r}", hint=hint)])
+    smallest = min(gpu.memory_bytes for gpu in GPUS.values())
+    return GpuShape(name=name or text, gpu_arch=text.strip(), memory_bytes=smallest)

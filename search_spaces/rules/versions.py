@@ -39,7 +39,7 @@ KNOWN = {
 
 
 def version_faults(versions: Mapping[str, str | None]) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """(package, message, hint) of each version that no rule set fits, and warnings where the nearest older one is taken.
+    """(package, message, hint) of each version that no rule set fits; warnings where the nearest rule set is taken.
 
     None (not installed) is no fault; a package whose releases make no difference is not looked at.
     """
