@@ -85,3 +85,38 @@ def test_both_refuse_the_one_and_accept_the_other(real: Any, rule: str, breaking
             why = real.refusal(built(real, paths), "B200", RANKS, env)
         assert (why is not None) is expected, f"{paths} with TE {engine}: {why}"
         assert (rule in ours) is expected, f"{paths} with TE {engine}: Bridge says {why}, ours {ours}"
+
+
+UNPADDED = {"dataset.dataset_kwargs": {"pad_to_max_length": False}}
+PADDED = {"dataset.dataset_kwargs": {"pad_to_max_length": True}}
+ATTENTION = {"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_modules": ["attn"]}
+CONTEXT = {"model.context_parallel_size": 2, "model.calculate_per_token_loss": True}
+AVERAGE = "ddp.average_in_collective"
+
+
+@pytest.mark.parametrize(
+    ("rule", "breaking", "satisfying"),
+    [
+        ("BRG-04", {"train.micro_batch_size": 2}, {"train.micro_batch_size": 1}),
+        ("BRG-04", CONTEXT | {"model.calculate_per_token_loss": False, AVERAGE: False}, CONTEXT | {AVERAGE: False}),
+        ("BRG-04", CONTEXT | {AVERAGE: True}, CONTEXT | {AVERAGE: False}),
+        ("CGR-24", ROUTER | UNPADDED, ROUTER | PADDED),
+        ("CGR-24", ATTENTION | PADDED, ROUTER | PADDED),
+    ],
+)
+def test_of_a_packed_fine_tune_as_well(
+    real: Any, rule: str, breaking: Mapping[str, Any], satisfying: Mapping[str, Any]
+) -> None:
+    recipe = real.importlib.import_module("megatron.bridge.recipes.qwen").qwen3_30b_a3b_sft_config
+    for paths, expected in ((breaking, True), (satisfying, False)):
+        config = recipe()
+        config.checkpoint.pretrained_checkpoint, config.model.cuda_graph_scope = ".", None
+        config.model.use_te_rng_tracker = True
+        for path, value in paths.items():
+            real.set_path(config, path, value)
+        text = {path: "+".join(value) if isinstance(value, list) else value for path, value in paths.items()}
+        case = bridge(gpus(32), **({"dataset.enable_offline_packing": True, "train.micro_batch_size": 1} | text))
+        ours = {each.id for each in rules_for(frozenset({"megatron-bridge"}), None, False) if each.refusal(case)}
+        why = real.refusal(config, "H100", 32)
+        assert (why is not None) is expected, f"{paths}: {why}"
+        assert (rule in ours) is expected, f"{paths}: Bridge says {why}, ours {ours}"
