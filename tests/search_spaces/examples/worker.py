@@ -2,7 +2,7 @@
 
 from search_spaces.rules import Case
 from tests.search_spaces.cases import case
-from tests.search_spaces.examples.common import H8
+from tests.search_spaces.examples.clusters import H8
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
     "RUN-02": (case(H8, graphs="transformer_engine"), case(H8, graphs="none")),
