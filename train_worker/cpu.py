@@ -8,6 +8,7 @@ code that runs is Megatron's own GPU path (RNG tracker, DDP buffers, optimizer, 
 Each row below names the call sites in megatron/core that need it.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,7 +19,10 @@ import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver
 from megatron.core.transformer.moe import token_dispatcher
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -238,6 +242,22 @@ class MlaDotProductAttention(DotProductAttention):
             self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
 
+class PlainQueryMla(MLASelfAttention):
+    """MLA whose queries are not compressed (Moonlight), without Transformer Engine.
+
+    Megatron wants Transformer Engine's fused norm and linear layer there (mla_qk_norm_config.py:150), which norms the
+    hidden states once more. Without it the projection is a plain linear layer.
+    """
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        plain = copy.copy(self.config)  # not dataclasses.replace: that validates again what is half converted
+        plain.qk_layernorm = False
+        return {
+            **QKNormConfigResolver(plain, replace(submodules, kv_layernorm=IdentityOp)).resolve(),
+            "kv_layernorm": submodules.kv_layernorm or IdentityOp,
+        }
+
+
 def local_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Megatron's local spec for one pipeline chunk, with a norm and an attention that run under TP+SP and MLA."""
     block = get_gpt_decoder_block_spec(
@@ -255,6 +275,9 @@ def _with_local_modules(layer: ModuleSpec, config: TransformerConfig) -> ModuleS
     if config.qk_layernorm:
         names = ("q_layernorm", "kv_layernorm") if config.multi_latent_attention else ("q_layernorm", "k_layernorm")
         inner |= dict.fromkeys(names, LocalNorm)
+    if config.multi_latent_attention and config.q_lora_rank is None:
+        inner["q_layernorm"] = IdentityOp  # nothing to normalise; mla_qk_norm_config.py:259 refuses a norm there
+        attention = replace(attention, module=PlainQueryMla)
     attention = replace(attention, submodules=replace(attention.submodules, **inner))
     submodules = replace(
         layer.submodules, input_layernorm=LocalNorm, pre_mlp_layernorm=LocalNorm, self_attention=attention

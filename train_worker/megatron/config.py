@@ -15,6 +15,7 @@ from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from search_spaces.candidate import Candidate, KnobValue, modules
+from search_spaces.memory.shape import padded_vocabulary
 from search_spaces.shapes import ModelShape, TrainingShape
 from train_worker.job import TrialJob
 
@@ -22,7 +23,6 @@ OWN_KNOBS = frozenset({"micro_batch_size"})
 LIST_KNOBS = frozenset({"recompute_modules", "cuda_graph_modules", "offload_modules"})
 NONE_MEANS_OFF = frozenset({"recompute_granularity", "recompute_method", "fp8", "fp4", "moe_router_dtype"})
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by; without its factor TP: see padded_vocabulary
 
 
 @dataclass(frozen=True)
@@ -88,18 +88,6 @@ def megatron_value(name: str, value: KnobValue) -> Any:
     if name in NONE_MEANS_OFF and value == "none":
         return None
     return value
-
-
-def padded_vocabulary(vocab_size: int, tensor_parallel: int) -> int:
-    """Rows of the embedding: a multiple of 128 and of TP.
-
-    Megatron-LM pads to 128 * TP; padding rows take part in the softmax, so layouts would differ in loss. A multiple of
-    128 is divisible by each TP of 2 to 128, so these layouts share one model.
-    """
-    padded = -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-    while padded % tensor_parallel:
-        padded += VOCABULARY_MULTIPLE
-    return padded
 
 
 def _of(knobs: dict[str, Any], owner: type) -> dict[str, Any]:
