@@ -39,7 +39,7 @@ class Parameters(NamedTuple):
 
 def plus(*parts: Parameters) -> Parameters:
     """The sum, part by part."""
-    return Parameters(*(sum(column) for column in zip(*parts, strict=True)))
+    return Parameters(*map(sum, zip(*parts, strict=True)))
 
 
 @lru_cache(maxsize=4096)
