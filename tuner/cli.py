@@ -146,6 +146,21 @@ def _check(options: argparse.Namespace, console: Console) -> BaseModel | None:
     return found
 
 
+def _memory(options: argparse.Namespace, console: Console) -> BaseModel | None:
+    from tuner.commands.memory import memory, render
+
+    found = memory(options.file)
+    if not options.json:
+        render(found, console)
+    if found.faults:  # the plans of the others stand
+        for fault in found.faults:
+            print(f"moetune: {fault}", file=sys.stderr)
+        options.exit_code = InputError.exit_code
+    elif all(plan.fit == "refused" for plan in found.root):
+        options.exit_code = NothingAcceptable.exit_code
+    return found
+
+
 def _init(options: argparse.Namespace, console: Console) -> BaseModel | None:
     from tuner.commands.init import write_sweep
 
@@ -257,6 +272,7 @@ VERBS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], str]]
     "init": (_init, _add_init, "write a commented sweep file"),
     "plan": (_plan, _sweep_argument, "what a sweep would try, and what the rules refuse; needs no worker"),
     "check": (_check, _add_check, "verdict for explicit configurations, one or a list; needs no GPU"),
+    "memory": (_memory, _add_check, "bytes per GPU by part, for explicit configurations; needs no GPU"),
     "run": (_run, _add_run, "run a sweep: Ray Tune, Optuna, Ray Train, MLflow"),
     "report": (_report, _add_report, "leaderboard, failures and costs of a run; fills in what MLflow lacks"),
     "status": (_status, _add_status, "runs and what they are doing"),

@@ -46,7 +46,6 @@ class Layer(NamedTuple):
     whole: Saved
     backward: int
     forward: int
-    captured: int
 
 
 @lru_cache(maxsize=65536)
@@ -54,17 +53,16 @@ def layer_of(decoder: Decoder, grid: Grid, setting: Setting, moe: bool) -> Layer
     """One decoder layer. Full recompute keeps the input; the rest comes back, whole, in the backward pass."""
     plain = setting._replace(recompute=frozenset(), offload=frozenset())
     whole = _saved(decoder, grid, plain, moe)
-    captured = whole.norms + whole.attention + whole.router
     stream = setting.split * decoder.hidden * setting.element
     forward = 2 * setting.routed * decoder.hidden * setting.element + stream if moe else 2 * stream
     if "full" in setting.recompute:
         kept = Saved(norms=stream)
         # The recomputed layer's output and its gradient, beside those of the residual stream.
         again = whole.total - stream + 2 * stream
-        return Layer(kept, whole, again + _backward(decoder, grid, plain, moe), forward, captured)
+        return Layer(kept, whole, again + _backward(decoder, grid, plain, moe), forward)
     kept = _saved(decoder, grid, setting, moe)
     again = _again(decoder, grid, setting, whole, moe)
-    return Layer(kept, whole, again + _backward(decoder, grid, setting, moe), forward, captured)
+    return Layer(kept, whole, again + _backward(decoder, grid, setting, moe), forward)
 
 
 def _saved(decoder: Decoder, grid: Grid, setting: Setting, moe: bool) -> Saved:
@@ -199,6 +197,8 @@ def _backward(decoder: Decoder, grid: Grid, setting: Setting, moe: bool) -> int:
     Weight gradients are bf16 tensors of their own unless they are added to the main gradients in the GEMM.
     """
     stream = setting.split * decoder.hidden * setting.element
+    if setting.split < setting.tokens:  # sequence parallel: gathered for the GEMM, and its gradient before it is split
+        stream += 2 * setting.tokens * decoder.hidden * setting.element
     if not moe:
         return _dense_backward(decoder, grid, setting, stream)
     tokens, inner = _widths(decoder, grid, setting)

@@ -7,7 +7,8 @@ core/transformer/moe/{router,experts,shared_experts}.py of megatron-core 0.19.2.
 from functools import lru_cache
 from typing import NamedTuple
 
-from search_spaces.memory.shape import Chunk, Decoder, Grid, padded_vocabulary
+from search_spaces.memory.chunks import Chunk
+from search_spaces.memory.shape import Decoder, Grid, padded_vocabulary
 
 
 class Parameters(NamedTuple):

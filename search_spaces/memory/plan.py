@@ -8,24 +8,15 @@ of the most loaded stage decides.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from search_spaces.candidate import KnobValue
+from search_spaces.candidate import KnobValue, modules
 from search_spaces.memory.activations import Saved, added, layer_of
+from search_spaces.memory.chunks import Chunk, stages_of
 from search_spaces.memory.parameters import Parameters, stage_parameters
 from search_spaces.memory.schedule import in_flight
 from search_spaces.memory.setting import Loss, Setting, load_of, loss_of, setting_of
-from search_spaces.memory.shape import (
-    Chunk,
-    Decoder,
-    FactError,
-    Grid,
-    check_split,
-    decoder_of,
-    grid_of,
-    padded_vocabulary,
-    stages_of,
-)
+from search_spaces.memory.shape import Decoder, FactError, Grid, check_split, decoder_of, grid_of, padded_vocabulary
 from search_spaces.memory.states import States, rates_of, states_of
 from search_spaces.partial import UnknownFact
 from search_spaces.rules.rule import Case
@@ -34,33 +25,48 @@ MIB = 2**20
 # GEMM workspaces of torch and Transformer Engine and small tensors; grouped GEMMs have 4 of 32 MiB, one a stream. Above
 # 18 B a parameter, rows of one H200 have 0.23 GiB grouped and 0.11 not (benchmarks/tables/h200_memory.jsonl).
 WORKSPACE_BYTES, GROUPED_BYTES = 107 * MIB, 128 * MIB
+# Assumed, not measured: what NCCL takes on the device for one group of several ranks, and the buffers of DeepEP,
+# HybridEP and NCCL-EP. Both are outside torch's allocator.
+GROUP_BYTES, FLEX_BYTES = 192 * MIB, 1024 * MIB
 EXPERT_SPREAD = 0.5  # assumed, not measured: standard deviation over mean of one expert's load under natural routing
 Moment = Literal["loss", "backward", "forward", "optimizer"]
 
 
+class Activity(NamedTuple):
+    """What one stage's micro-batches do to memory, in bytes. `captured`: what CUDA graphs hold in their own pool.
+    `logits`: of the last stage in the compute type, else 0. `recomputed`: what one layer drops and brings back right
+    after the loss, when that is the worst moment."""
+
+    saved: Saved
+    transient: int
+    moment: Moment
+    captured: int
+    logits: int
+    recomputed: int
+
+
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One pipeline rank, in bytes. `saved` is what all micro-batches in flight keep; `transient` what the worst
-    `moment` needs beside it; `graph_pool` what captured graphs hold for themselves."""
+    """One pipeline rank, in bytes. `expert_matrix`: elements of one expert's second matrix, 0 without experts."""
 
     stage: int
     parameters: Parameters
     states: States
-    saved: Saved
-    transient: int
-    moment: Moment
+    active: Activity
     workspace: int
-    graph_pool: int
+    communication: int  # on the device, not in torch's figures
+    expert_matrix: int
 
     @property
     def activations(self) -> int:
         """What the moment that decides has of activations; none while the optimizer steps."""
-        return self.transient if self.moment == "optimizer" else self.saved.total + self.transient
+        kept = 0 if self.active.moment == "optimizer" else self.active.saved.total
+        return kept + self.active.transient
 
     @property
     def total(self) -> int:
-        """Predicted `max_memory_allocated`, the graphs' pool included."""
-        return self.states.resident + self.activations + self.workspace + self.graph_pool
+        """Predicted peak of allocated bytes in eager steps. Graphs are captured after some, so they need this too."""
+        return self.states.resident + self.activations + self.workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,40 +101,46 @@ def plan_of(case: Case, load: float | None = None) -> MemoryPlan:
     rates = rates_of(knobs, grid, fp32, sgd)
     loss = loss_of(knobs, setting.element)
     workspace = WORKSPACE_BYTES + (GROUPED_BYTES if setting.grouped else 0)
+    communication = _communication(knobs, grid)
     expert_matrix = decoder.hidden * decoder.expert_width // grid.expert_tensor
     plans = []
     for stage, chunks in enumerate(stages_of(decoder, grid, knobs)):
         alive = in_flight(grid.pipeline, stage, len(chunks), microbatches, int(group or grid.pipeline), overlapped)
         held = stage_parameters(decoder, grid, chunks)
-        saved, transient, moment, pool = _activations(decoder, grid, setting, loss, chunks, alive, captured)
+        active = _activations(decoder, grid, setting, loss, chunks, alive, captured)
         states = states_of(rates, held, expert_matrix)
-        if states.step > saved.total + transient:
-            transient, moment = states.step, "optimizer"
-        plans.append(StagePlan(stage, held, states, saved, transient, moment, workspace, pool))
+        if states.step > active.saved.total + active.transient:
+            active = active._replace(transient=states.step, moment="optimizer")
+        plans.append(StagePlan(stage, held, states, active, workspace, communication, expert_matrix))
     return MemoryPlan(tuple(plans), found, forced)
 
 
 @lru_cache(maxsize=65536)
 def _activations(
     decoder: Decoder, grid: Grid, setting: Setting, loss: Loss, chunks: tuple[Chunk, ...], alive: tuple[int, ...],
-    captured: float,
-) -> tuple[Saved, int, Moment, int]:  # fmt: skip
-    """(kept by all micro-batches in flight, beside it at the worst moment, that moment, pool of captured graphs)."""
-    saved, pool, backward, forward = Saved(), 0.0, 0, 0
+    captured: frozenset[str],
+) -> Activity:  # fmt: skip
+    """Kept by all micro-batches in flight; beside it at the worst moment."""
+    saved, pool, backward, forward, recomputed = Saved(), 0, 0, 0, 0
     plain = setting._replace(recompute=frozenset()) if setting.block >= 0 else setting
     for (moe, kept), (checkpoints, layers, longest) in _counts(setting, chunks, alive).items():
         layer = layer_of(decoder, grid, setting if kept else plain, moe)
         saved = added(saved, layer.saved, checkpoints)
-        pool += layers * captured * layer.captured
+        pool += layers * _pool(layer.whole, captured)
         backward = max(backward, layer.backward + (longest - 1) * layer.whole.total)
         forward = max(forward, layer.forward)
+        recomputed = max(recomputed, layer.whole.total - layer.saved.total)
     if setting.offload and saved.total:  # the last layer's activations are wanted back at once, so they stay
         saved = added(saved, _not_offloaded(decoder, grid, setting, chunks[-1].moe > 0), 1)
     moments: list[tuple[int, Moment]] = [(backward, "backward"), (forward, "forward")]
+    logits = 0
     if chunks[-1].last:
         moments.append((_loss(decoder, grid, setting, loss, chunks[-1]), "loss"))
+        rows = padded_vocabulary(decoder.vocabulary, grid.tensor) // grid.tensor
+        logits = setting.tokens * rows * setting.element
     transient, moment = max(moments)
-    return saved, transient, moment, round(pool)
+    first_back = moment == "loss" and not 0 <= setting.block < chunks[-1].layers
+    return Activity(saved, transient, moment, pool, logits, recomputed if first_back else 0)
 
 
 def _counts(
@@ -171,14 +183,30 @@ def _loss(decoder: Decoder, grid: Grid, setting: Setting, loss: Loss, chunk: Chu
     return ends + max(logits * loss.forward, logits * loss.backward, logits * setting.element + matrix)
 
 
-def _captured(knobs: Mapping[str, KnobValue]) -> float:
-    """Share of attention and router activations that captured graphs keep in a pool of their own.
+def _communication(knobs: Mapping[str, KnobValue], grid: Grid) -> int:
+    """Buffers of communicators on the device: one for each kind of group that has several ranks."""
+    sizes = (grid.tensor, grid.context, grid.pipeline, grid.expert, grid.expert_tensor, grid.data, grid.expert_data)
+    found = GROUP_BYTES * sum(size > 1 for size in sizes)
+    return found + (FLEX_BYTES if knobs.get("moe_token_dispatcher_type") == "flex" else 0)
 
-    0.83 fits the six graph rows of h200_first_trials (micro-batches 4 to 16); nothing else was measured.
-    """
+
+def _captured(knobs: Mapping[str, KnobValue]) -> frozenset[str]:
+    """The modules that CUDA graphs capture; {} without graphs, {"all"} where whole layers or iterations are."""
     if (knobs.get("cuda_graph_impl") or "none") == "none":
-        return 0.0
-    return 0.83
+        return frozenset()
+    return frozenset(modules(knobs.get("cuda_graph_modules"))) or frozenset({"all"})
+
+
+def _pool(layer: Saved, captured: frozenset[str]) -> int:
+    """Activations of one layer that live in the graphs' pool. Permuted tokens are moe_preprocess's output."""
+    if not captured:
+        return 0
+    if captured & {"all", "moe"}:
+        return layer.total
+    found = layer.norms + layer.attention if "attn" in captured else 0
+    found += layer.router if "moe_router" in captured else 0
+    found += layer.dispatch if "moe_preprocess" in captured else 0
+    return found + (layer.dense_mlp if "mlp" in captured else 0)
 
 
 def _microbatches(case: Case, grid: Grid) -> int:
@@ -207,7 +235,8 @@ def _job(case: Case) -> tuple[int, bool, bool, bool]:
     if length < 1:
         raise FactError("seq_length", f"seq_length {length} must be at least 1")
     forced = training.routing == "forced" or bool(case.knobs.get("moe_router_force_load_balancing"))
-    return length, training.params_dtype == "fp32", training.optimizer == "sgd", forced
+    sgd = (case.text("optimizer") or training.optimizer) == "sgd"
+    return length, training.params_dtype == "fp32", sgd, forced
 
 
 _DECODERS: dict[int, tuple[object, bool, Decoder]] = {}

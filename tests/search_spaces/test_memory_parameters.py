@@ -3,8 +3,9 @@
 import pytest
 
 from search_spaces.candidate import KnobValue
+from search_spaces.memory.chunks import Chunk, Stages, stages_of
 from search_spaces.memory.parameters import stage_parameters
-from search_spaces.memory.shape import Chunk, Decoder, FactError, Grid, Stages, decoder_of, grid_of, stages_of
+from search_spaces.memory.shape import Decoder, FactError, Grid, decoder_of, grid_of
 from search_spaces.presets import load_model
 from tests.search_spaces.cases import SHORT
 from tests.search_spaces.meta_models import counted, job_of, rank_of

@@ -1,0 +1,89 @@
+"""Reserved memory: the stored factors against the measured table, the split, and the fit itself."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fit_memory import COMMON, fitted
+from search_spaces.errors import InputError
+from search_spaces.memory.calibration import Calibration, errors, fit, held_out, predicted, stored
+from search_spaces.memory.reserved import carved
+from search_spaces.memory.rows import expandable, load_samples
+from tests.search_spaces.memory_rows import TABLE
+
+SAMPLES = load_samples(TABLE)
+
+
+def test_the_stored_factors_are_those_of_the_table() -> None:
+    """After new rows: python benchmarks/fit_memory.py."""
+    assert stored() == fitted()
+
+
+def test_the_error_on_rows_that_were_not_fitted_is_small() -> None:
+    found = stored()
+    assert found.held_out.rows >= 20
+    assert (found.held_out.mean, found.held_out.worst) < (0.03, 0.08)
+    assert found.held_out.worst < 0.08
+    assert found.other_shapes.rows >= 10
+    assert found.other_shapes.worst < 0.05
+
+
+def test_the_split_depends_on_the_row_alone() -> None:
+    kept = [sample for sample in SAMPLES if held_out(sample.id)]
+    assert 0.2 < len(kept) / len(SAMPLES) < 0.45
+    assert [held_out(sample.id) for sample in reversed(SAMPLES)] == [held_out(s.id) for s in SAMPLES][::-1]
+
+
+def test_the_fit_finds_factors_that_made_the_rows() -> None:
+    made = {"constant": 0.5, "activations": 0.05, "recomputed": 0.5, "segments": 1.0, "carved": 1.0, "copies": 0.25,
+            "graphs": 0.5}  # fmt: skip
+    rows = [sample._replace(reserved_bytes=round(predicted(made, sample))) for sample in SAMPLES]
+    found = fit(rows, "made", "made", COMMON)
+    assert found.factors == pytest.approx(made, abs=0.1)
+    assert found.held_out.worst < 0.003
+    assert found.low == 0.01  # the least
+
+
+def test_factors_are_never_negative_and_no_rows_give_none() -> None:
+    low = [sample._replace(reserved_bytes=sample.stage.total // 2) for sample in SAMPLES]
+    assert set(fit(low, "low", "made", COMMON).factors.values()) == {0.0}
+    assert errors({}, []).rows == 0
+
+
+def test_a_calibration_can_be_stored_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(stored().model_dump_json())
+    assert stored(path) == stored()
+    assert isinstance(stored(path), Calibration)
+
+
+def test_device_use_is_predicted_too() -> None:
+    off = [
+        stored().device(sample.stage) / sample.device_used_bytes - 1
+        for sample in SAMPLES
+        if held_out(sample.id) and sample.device_used_bytes
+    ]
+    assert max(map(abs, off)) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("logits", "moments", "rest"),
+    [(4, 0, 0), (4, 100, 0), (8, 10, 6), (4, 10, 2), (9, 23, 4)],  # 4, 4, 8 less 10 leaves 6: 4 of it, and 2 are left
+)
+def test_rests_of_carved_blocks(logits: int, moments: int, rest: int) -> None:
+    assert carved(logits, moments) == rest
+
+
+def test_expandable_segments_leave_no_rests() -> None:
+    assert expandable({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"})
+    assert not expandable({})
+    found = stored()
+    assert all(found.reserved(sample.stage, True) <= found.reserved(sample.stage) for sample in SAMPLES)
+
+
+def test_a_bad_row_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(TABLE.read_text().splitlines()[0] + '\n{"outcome": "measured"}\nnot json\n')
+    with pytest.raises(InputError) as caught:
+        load_samples(path)
+    assert [fault.line for fault in caught.value.faults] == [2, 3]
