@@ -9,6 +9,8 @@ import hashlib
 import logging
 import random
 import warnings
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any, Literal, Protocol
 
 import optuna
@@ -18,11 +20,14 @@ from ray.tune.search import Searcher
 
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.legal import LegalSpace
+from search_spaces.memory.fits import State
 from search_spaces.space import Knob
 from tuner.session import Told
 
 STARTUP_SHARE = 4  # a quarter of the trials is drawn at random, 4 at least: TPE needs something to go by
 NEAR_ATTEMPTS, NEAR_SHARE = 64, 16  # tries for an unseen neighbour: 16 with one knob changed, 16 with two, ...
+FAR_ATTEMPTS = 512  # more tries where memory refuses most: 0.2 s at 0.4 ms a draw
+SCAN_LIMIT = 50_000  # legal points looked through when no try helps: some 20 s, once, at the end of a small space
 CONSTRAINT = "runs"  # > 0: the trial did not run (out of memory, diverged, hung, rejected)
 
 logger = logging.getLogger(__name__)
@@ -33,11 +38,21 @@ class Proposer:
 
     A proposal is a walk through the legal space: each knob takes TPE's suggestion where a legal point goes on from it,
     else one of the choices still open, so no proposal is wasted on a configuration that the rules refuse.
+
+    `fit` judges memory (MEM-01), which reads too many knobs to be in the legal space: a drawn candidate that it refuses
+    is replaced by a neighbour that fits; one that is "tight" only runs when nothing else is found. What was passed over
+    is not told to TPE, so that a resumed search goes on as an uninterrupted one.
     """
 
     def __init__(
-        self, legal: LegalSpace, direction: Literal["minimize", "maximize"], seed: int, expected_trials: int
+        self,
+        legal: LegalSpace,
+        direction: Literal["minimize", "maximize"],
+        seed: int,
+        expected_trials: int,
+        fit: Callable[[Candidate], State | None] = lambda _: None,
     ) -> None:
+        self._fit = fit
         self.legal, self.space, self.seed = legal, legal.space, seed
         self.startup = max(expected_trials // STARTUP_SHARE, 4)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -48,7 +63,7 @@ class Proposer:
         self._running: dict[int, Trial] = {}
 
     def propose(self, number: int) -> Candidate | None:
-        """The candidate of trial `number`, or None once every legal candidate has been seen."""
+        """The candidate of trial `number`, or None once every legal candidate (that fits) has been seen."""
         if self._legal_seen == self.legal.count:
             return None
         source = random.Random(_derived(self.seed, number))
@@ -65,14 +80,16 @@ class Proposer:
             return source.choice(live)
 
         drawn = self.legal.walk(choose)
-        if not moved and drawn.id not in self._seen:
+        welcome = drawn.id not in self._seen and self._fit(drawn) in (None, "fits")
+        if not moved and welcome:
             self._running[number] = trial
             self._mark(drawn)
             return drawn
         # TPE reads complete and pruned trials only; a failed one is as if it had never been asked.
         self._study.tell(trial, state=TrialState.FAIL)
-        chosen = drawn if drawn.id not in self._seen else self._near(drawn, source)
-        self.adopt(number, chosen)
+        chosen = drawn if welcome else self._near(drawn, source)
+        if chosen is not None:
+            self.adopt(number, chosen)
         return chosen
 
     def adopt(self, number: int, candidate: Candidate) -> None:
@@ -132,10 +149,29 @@ class Proposer:
             self._seen.add(candidate.id)
             self._legal_seen += candidate in self.legal
 
-    def _near(self, drawn: Candidate, source: random.Random) -> Candidate:
-        """An unseen legal candidate that differs from `drawn` in few knobs; any unseen one where none is found soon."""
+    def _near(self, drawn: Candidate, source: random.Random) -> Candidate | None:
+        """An unseen legal candidate that fits and differs from `drawn` in few knobs; any where none is found soon.
+
+        A tight one where none fits; None where all unseen ones are refused.
+        """
+        tight = drawn if drawn.id not in self._seen and self._fit(drawn) == "tight" else None
+        for found in chain(self._neighbours(drawn, source), islice(self.legal, SCAN_LIMIT)):
+            if found.id in self._seen:
+                continue
+            state = self._fit(found)
+            if state in (None, "fits"):
+                return found
+            if state == "tight" and tight is None:
+                tight = found
+        return tight
+
+    def _neighbours(self, drawn: Candidate, source: random.Random) -> Iterator[Candidate]:
+        """Legal candidates ever farther from `drawn`; seen ones among them. Far ones only where some were refused."""
         values = self.space.values(drawn)
-        for attempt in range(NEAR_ATTEMPTS):
+        refused = 0
+        for attempt in range(NEAR_ATTEMPTS + FAR_ATTEMPTS):
+            if attempt >= NEAR_ATTEMPTS and not refused:
+                return
             changed = set(source.sample(sorted(values), min(1 + attempt // NEAR_SHARE, len(values))))
 
             def choose(knob: Knob, live: tuple[KnobValue, ...], changed: set[str] = changed) -> KnobValue:
@@ -143,9 +179,8 @@ class Proposer:
                 return kept if knob.name not in changed and kept in live else source.choice(live)
 
             found = self.legal.walk(choose)
-            if found.id not in self._seen:
-                return found
-        return next(candidate for candidate in self.legal if candidate.id not in self._seen)
+            refused += found.id not in self._seen
+            yield found
 
 
 def _sampler(seed: int, startup_trials: int) -> optuna.samplers.TPESampler:

@@ -43,7 +43,8 @@ class Fit(Noun):
         sizes = f"{self.device_bytes / GIB:.1f} GiB predicted on a GPU of {self.capacity_bytes / GIB:.1f} GiB"
         most = f"most of it {self.part}, {self.part_bytes / GIB:.1f} GiB on stage {self.stage}"
         if self.state != "refused":
-            return f"{sizes}, {most}; {'within' if self.state == 'tight' else 'beyond'} the error of predictions"
+            close = "so close that the error of predictions decides: tried last" if self.state == "tight" else "it fits"
+            return f"{sizes}, {most}; {close}"
         cure = f"set {' or '.join(self.cures)}" if self.cures else "no two knobs would make it fit: use more GPUs"
         return f"{sizes}, {most}; {cure}"
 
@@ -108,6 +109,11 @@ class MemoryJudge:
     def judge(self, candidate: Candidate) -> Fit | None:
         """Whether it fits; without cures, which cost some dozens of plans."""
         return self._judge(replace(self.facts, knobs=candidate.knobs, env=candidate.env))
+
+    def state(self, candidate: Candidate) -> State | None:
+        """What `judge` says, in one word."""
+        found = self.judge(candidate)
+        return found.state if found else None
 
     def explain(self, candidate: Candidate, legal: Callable[[Case], bool] = lambda _: True) -> Fit | None:
         """`judge`, with the two cheapest changes that would make it fit. `legal` says which are allowed."""

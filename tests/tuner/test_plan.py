@@ -46,6 +46,30 @@ def test_the_h200_plan() -> None:
     assert "RUN-02" in {refusal.rule for refusal in found.rejected}
 
 
+def test_memory_is_judged_on_a_sample_and_on_the_default(laptop: PlanResult, tmp_path: Path) -> None:
+    assert laptop.memory is None  # a CPU
+    text = (ROOT / "examples" / "h200.yaml").read_text()
+    whole = plan(load_sweep(ROOT / "examples" / "h200.yaml")).memory
+    assert whole is not None
+    assert (whole.drawn, whole.fits, whole.refused) == (1000, 1000, 0)
+    small = tmp_path / "small.yaml"
+    small.write_text(text.replace("gpu_arch: H200 sm_90", "memory_bytes: 80000000000\n  gpu_arch: H200 sm_90"))
+    found = plan(load_sweep(small))
+    assert found.memory is not None
+    assert found.memory.drawn == found.memory.fits + found.memory.tight + found.memory.refused == 1000
+    assert 0 < found.memory.refused == sum(found.memory.too_big.values())
+    assert found.memory.default is not None
+    assert found.memory.default.state == "fits"
+    tiny = tmp_path / "tiny.yaml"
+    tiny.write_text(text.replace("gpu_arch: H200 sm_90", "memory_bytes: 20000000000\n  gpu_arch: H200 sm_90"))
+    nothing = plan(load_sweep(tiny))
+    assert nothing.memory is not None
+    assert (nothing.memory.refused, nothing.first) == (1000, ())
+    text_of = StringIO()
+    render(nothing, Console(file=text_of, width=300))
+    assert "1000 refused [MEM-01] (largest part: optimizer" in text_of.getvalue()
+
+
 def test_the_plan_survives_json(laptop: PlanResult) -> None:
     assert PlanResult.model_validate_json(laptop.model_dump_json()) == laptop
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from search_spaces.candidate import Candidate
 from search_spaces.legal import LegalSpace
+from search_spaces.memory.fits import State
 from search_spaces.rules import Case, Rule
 from search_spaces.space import Condition, Knob, SearchSpace
 from tests.search_spaces.cases import LAPTOP_RANKS, TINY, TRAINING
@@ -148,3 +149,43 @@ def test_a_lost_trial_teaches_nothing_and_stops_nothing() -> None:
 def test_an_unknown_number_cannot_be_told() -> None:
     with pytest.raises(KeyError):
         make().tell(7, "measured", 1.0)
+
+
+def sized(candidate: Candidate) -> State:
+    """Memory as a judge would see it: micro-batch 8 fits with full recompute only, 4 without is tight."""
+    size, full = candidate.knobs["micro_batch_size"], candidate.knobs["recompute_granularity"] == "full"
+    if full or size == 1:
+        return "fits"
+    return "tight" if size == 4 else "refused"
+
+
+def judged(seed: int = 1) -> Proposer:
+    return Proposer(LEGAL_SPACE, "minimize", seed, expected_trials=16, fit=sized)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_cannot_fit_is_never_proposed_and_what_is_tight_comes_last(seed: int) -> None:
+    proposer = judged(seed)
+    proposed = drive(proposer, range(1000))
+    states = [sized(candidate) for candidate in proposed]
+    counts = {state: sum(sized(c) == state for c in LEGAL) for state in ("fits", "tight", "refused")}
+    assert states == ["fits"] * counts["fits"] + ["tight"] * counts["tight"]
+    assert counts["refused"] > 0
+    assert len({candidate.id for candidate in proposed}) == len(proposed)
+    assert proposer.propose(1000) is None
+
+
+def test_a_judged_search_goes_on_as_if_it_had_not_been_interrupted() -> None:
+    whole = drive(judged(), range(12))
+    resumed = judged()
+    for candidate in whole[:7]:
+        resumed.restore(candidate, "measured", cost(candidate))
+    assert drive(resumed, range(7, 12)) == whole[7:]
+
+
+def test_a_large_space_of_which_little_fits_is_searched_at_once() -> None:
+    """One point in 36 fits: far tries and the scan find it."""
+    only = LEGAL[-1]
+    proposer = Proposer(LEGAL_SPACE, "minimize", 3, 16, lambda candidate: "fits" if candidate == only else "refused")
+    assert proposer.propose(0) == only
+    assert proposer.propose(1) is None

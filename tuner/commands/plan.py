@@ -1,5 +1,7 @@
 """`moetune plan`: what a sweep would try, and why the rest is refused. No GPU, no worker, no torch."""
 
+import random
+from collections import Counter
 from itertools import islice
 
 from pydantic import Field
@@ -9,12 +11,28 @@ from rich.text import Text
 
 from search_spaces.blocking import Blocking, by_fact, most_blocking
 from search_spaces.candidate import Candidate
+from search_spaces.legal import LegalSpace
+from search_spaces.memory.fits import RULE, Fit, MemoryJudge
 from search_spaces.rules import case_of
 from search_spaces.screen import Refusal, screen, verdict
 from search_spaces.shapes import Noun
 from tuner.sweep import LoadedSweep, stack_warnings
 
 FIRST_SHOWN, FACTS_SHOWN = 10, 5
+DRAWS, DRAW_SEED = 1000, 0
+
+
+class PlannedMemory(Noun):
+    """Whether legal points fit a GPU: a sample of them, drawn with a fixed seed; the default's verdict and cure."""
+
+    drawn: int
+    fits: int
+    tight: int = Field(description="within the error of predictions: tried last")
+    refused: int
+    too_big: dict[str, int] = Field(description="of the refused, by the largest part")
+    capacity_bytes: int
+    error: float = Field(description="worst error of the calibration on rows it had not seen")
+    default: Fit | None
 
 
 class PlanResult(Noun):
@@ -31,6 +49,7 @@ class PlanResult(Noun):
     default: Candidate
     default_refused: str | None = Field(description="why the default cannot run; None where it can")
     first: tuple[Candidate, ...]
+    memory: PlannedMemory | None = Field(None, description="None on CPU, and where the GPU is not known")
     trials: int = Field(description="the budget, or all legal points where they are fewer")
     warnings: tuple[str, ...] = Field(description="what could be judged only by the nearest rule set")
     worker_hours_at_most: float = Field(description="trials x time limit x ranks; the search usually takes far less")
@@ -43,6 +62,8 @@ def plan(loaded: LoadedSweep) -> PlanResult:
     default = loaded.space.default()
     refused = verdict(case_of(default, loaded.model, spec.cluster, spec.training, spec.stack))
     trials = min(spec.budget.trials, screening.count)
+    judge = MemoryJudge(screening.facts)
+    scanned = islice(screening, DRAWS)
     return PlanResult(
         sweep=spec.name,
         space=loaded.space.name,
@@ -54,10 +75,29 @@ def plan(loaded: LoadedSweep) -> PlanResult:
         by_fact=by_fact(screening),
         default=default,
         default_refused=f"{refused.reason} [{refused.rule}]" if refused else None,
-        first=tuple(islice(screening, FIRST_SHOWN)),
+        first=tuple(islice((each for each in scanned if judge.state(each) != "refused"), FIRST_SHOWN)),
+        memory=_memory(screening, judge, default),
         trials=trials,
         warnings=stack_warnings(spec),
         worker_hours_at_most=trials * spec.budget.trial_time_limit_s * spec.cluster.workers_per_trial / 3600,
+    )
+
+
+def _memory(screening: LegalSpace, judge: MemoryJudge, default: Candidate) -> PlannedMemory | None:
+    if judge.capacity_bytes is None or not screening.count:
+        return None
+    source = random.Random(DRAW_SEED)
+    judged = [fit for _ in range(DRAWS) if (fit := judge.judge(screening.draw(source)))]
+    states = Counter(fit.state for fit in judged)
+    return PlannedMemory(
+        drawn=len(judged),
+        fits=states["fits"],
+        tight=states["tight"],
+        refused=states["refused"],
+        too_big=dict(Counter(fit.part for fit in judged if fit.state == "refused").most_common()),
+        capacity_bytes=judge.capacity_bytes,
+        error=judge.calibration.held_out.worst,
+        default=judge.explain(default, lambda case: verdict(case, screening.rules) is None),
     )
 
 
@@ -76,6 +116,8 @@ def render(found: PlanResult, console: Console) -> None:
     settings = " ".join(f"{name}={value}" for name, value in found.default.knobs.items())
     state = "can run" if found.default_refused is None else f"cannot run: {found.default_refused}"
     console.print(f"Default configuration ({state}): {settings}", markup=False, highlight=False)
+    if found.memory is not None:
+        _render_memory(found.memory, console)
     console.print(f"First of the {found.accepted:,} legal ones:", highlight=False)
     for candidate in found.first:
         console.print(f"  {candidate.id}  {candidate.label(found.default)}", markup=False, highlight=False)
@@ -83,6 +125,20 @@ def render(found: PlanResult, console: Console) -> None:
         f"Budget: {found.trials} trials, at most {found.worker_hours_at_most:.2f} worker-hours if each took its limit",
         highlight=False,
     )
+
+
+def _render_memory(memory: PlannedMemory, console: Console) -> None:
+    share = memory.fits / memory.drawn if memory.drawn else 0.0
+    parts = ", ".join(f"{part} {count}" for part, count in memory.too_big.items())
+    refused = f"{memory.refused} refused [{RULE}] (largest part: {parts})" if memory.refused else "none refused"
+    console.print(
+        f"Memory: of {memory.drawn:,} legal points drawn {memory.fits:,} fit ({share:.1%}), {memory.tight} are tight, "
+        f"{refused}; predictions were off by {memory.error:.1%} at worst",
+        markup=False,
+        highlight=False,
+    )
+    if memory.default is not None:
+        console.print(f"Default's memory: {memory.default.reason}", markup=False, highlight=False)
 
 
 def _render_refused(found: PlanResult, console: Console) -> None:

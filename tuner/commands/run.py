@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from search_spaces.errors import Fault, InputError, Interrupted, NothingAcceptable, ResourceMissing
+from search_spaces.memory.fits import MemoryJudge
 from search_spaces.screen import LegalSpace, screen
 from search_spaces.shapes import Noun
 from tracking.journal import Journal, JournalState, fold
@@ -120,7 +121,8 @@ def _session(
 
     spec = sweep.spec
     resumed = fold(journal.events) if journal.events else None
-    proposer = Proposer(screening, spec.objective.direction, spec.seed, spec.budget.trials)
+    memory = MemoryJudge(screening.facts)
+    proposer = Proposer(screening, spec.objective.direction, spec.seed, spec.budget.trials, memory.state)
     return SweepSession(sweep, journal, proposer, resumed, listeners)
 
 
