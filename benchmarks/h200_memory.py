@@ -163,7 +163,8 @@ def main() -> None:
     began = time.monotonic()
     done = set()
     if options.rows.exists():
-        done = {json.loads(line)["id"] for line in options.rows.read_text().splitlines()}
+        rows = map(json.loads, options.rows.read_text().splitlines())
+        done = {row["id"] for row in rows if row["outcome"] in ("measured", "out_of_memory")}
     waiting = [(name, job) for name, job in jobs() if name not in done]
     print(f"{len(waiting)} to run, {len(done)} done", flush=True)
     with tempfile.TemporaryDirectory() as folder, LocalGang(1, "cuda", Path(folder)) as gang:
