@@ -2,7 +2,7 @@
 # Make .venv-bridge (Megatron Bridge beside the packages of .venv, which it reads and does not change) and run the
 # optional test group `bridge` in it: scripts/bridge_oracle.sh [PYTHON_OF_THE_BASE_ENVIRONMENT] [pytest arguments].
 #
-# Installs 300 MB in about 20 s. Where a package cannot be had it says so and exits 0: the group is optional. Exits with
+# Installs 180 MB in about 20 s. Where a package cannot be had it says so and exits 0: the group is optional. Exits with
 # pytest's code otherwise.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."

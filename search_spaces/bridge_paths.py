@@ -17,6 +17,10 @@ KEPT = ("dataset", "scheduler", "logger", "tokenizer", "profiling", "ft", "peft"
 PARTS = (*PLAIN, *KEPT, "comm_overlap", "mixed_precision", "env_vars")
 APPLY = "apply_flex_dispatcher_backend"
 HARNESS_OVERLAP = "moe_a2a_overlap"
+# Names that are Bridge's without a path, whatever their value.
+BARE = ("comm_overlap", "mixed_precision", "dataset", APPLY, HARNESS_OVERLAP)
+# Switched on in both the ddp and the optimizer where one has them on (rule BRG-02, config.py:1945-1981).
+IN_STEP = ("use_distributed_optimizer", "overlap_param_gather")
 
 # training/comm_overlap.py:354-373: the fields that comm_overlap.setup writes.
 OF_COMM_OVERLAP = frozenset({
@@ -107,13 +111,10 @@ def flatten(knobs: Mapping[str, object]) -> Flat:
     if not paths:
         return Flat(dict(knobs))
     overlap, precision = _comm_overlap(paths), _mixed_precision(paths)
-    plain = {name: value for name, value in knobs.items() if _split(name) is None}
-    owned = {name for name in plain if (overlap.complete and name in OF_COMM_OVERLAP)}
+    plain = {name: value for name, value in knobs.items() if _split(name, value) is None}
+    owned = {name for name in plain if overlap.complete and name in OF_COMM_OVERLAP}
     owned |= {name for name in plain if precision.complete and name in PRECISION_DEFAULTS}
-    made: dict[str, object] = {}
-    for part in PLAIN:
-        for name, value in paths.get(part, {}).items():
-            made |= _of_part(part, name, value, overlap, precision)
+    made = _of_parts(paths, overlap, precision)
     for name in owned:
         made |= _of_part("ddp" if name in OF_DATA_PARALLEL else "model", name, plain[name], overlap, precision)
     made |= {name: value for name, value in overlap.fields.items() if value is not None}
@@ -130,10 +131,10 @@ def flatten(knobs: Mapping[str, object]) -> Flat:
     return Flat(made, env, is_bridge=True)
 
 
-def _split(name: str) -> tuple[str, str] | None:
-    """("model", "fp8") for "model.fp8" or "cfg.model.fp8"; None for a plain knob."""
-    part, _, rest = name.removeprefix("cfg.").partition(".")
-    if part in PARTS or name in (APPLY, HARNESS_OVERLAP):
+def _split(name: str, value: object) -> tuple[str, str] | None:
+    """("model", "fp8") for "model.fp8" or "cfg.model.fp8"; None for a plain knob, such as "optimizer": "adam"."""
+    part, dot, rest = name.removeprefix("cfg.").partition(".")
+    if part in (*PARTS, *BARE) and (dot or part in BARE or isinstance(value, Mapping)):
         return part, rest.removeprefix("transformer.") if part == "model" else rest
     return None
 
@@ -142,7 +143,7 @@ def _paths(knobs: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """Part -> field -> value; a whole object is opened, has True under "", and a path wins over it."""
     found: dict[str, dict[str, object]] = {}
     for name, value in sorted(knobs.items(), key=lambda item: item[0].count(".")):
-        if (at := _split(name)) is not None:
+        if (at := _split(name, value)) is not None:
             part, rest = at
             found.setdefault(part, {}).update(_leaves(rest, value, deep=part in KEPT))
     return found
@@ -205,6 +206,17 @@ def precision_recipe(text: str) -> Mapping[str, object] | None:
         if word in name:
             return {base or "bf16": True, **recipe}
     return {base: True} if base and "fp8" not in name and "fp4" not in name else None
+
+
+def _of_parts(paths: Mapping[str, Mapping[str, object]], overlap: _Setup, precision: _Setup) -> dict[str, object]:
+    made: dict[str, object] = {}
+    for part in PLAIN:
+        for name, value in paths.get(part, {}).items():
+            made |= _of_part(part, name, value, overlap, precision)
+    for name in IN_STEP:
+        if name in made and any(paths.get(part, {}).get(name) is True for part in ("ddp", "optimizer")):
+            made[name] = True
+    return made
 
 
 def _of_part(part: str, name: str, value: object, overlap: _Setup, precision: _Setup) -> dict[str, object]:

@@ -26,13 +26,19 @@ GPUS = {
     gpu.name: gpu
     for gpu in (
         GpuShape(name="A100", gpu_arch="A100 sm_80", memory_bytes=80 * _GB),
+        GpuShape(name="RTX3090", gpu_arch="RTX3090 sm_86", memory_bytes=24 * _GB),
+        GpuShape(name="RTX4090", gpu_arch="RTX4090 sm_89", memory_bytes=24 * _GB),
         GpuShape(name="L40S", gpu_arch="L40S sm_89", memory_bytes=48 * _GB),
         GpuShape(name="H100", gpu_arch="H100 sm_90", memory_bytes=80 * _GB),
+        GpuShape(name="H20", gpu_arch="H20 sm_90", memory_bytes=96 * _GB),
+        GpuShape(name="GH200", gpu_arch="GH200 sm_90", memory_bytes=96 * _GB, gpus_per_node=4),
         GpuShape(name="H200", gpu_arch="H200 sm_90", memory_bytes=141 * _GB),
         GpuShape(name="B200", gpu_arch="B200 sm_100", memory_bytes=180 * _GB),
         GpuShape(name="GB200", gpu_arch="GB200 sm_100", memory_bytes=186 * _GB, gpus_per_node=4),
         GpuShape(name="B300", gpu_arch="B300 sm_103", memory_bytes=262 * _GB),
         GpuShape(name="GB300", gpu_arch="GB300 sm_103", memory_bytes=278 * _GB, gpus_per_node=4),
+        GpuShape(name="RTX5090", gpu_arch="RTX5090 sm_120", memory_bytes=32 * _GB),
+        GpuShape(name="RTXPRO6000", gpu_arch="RTXPRO6000 sm_120", memory_bytes=96 * _GB),
     )
 }
 
@@ -56,3 +62,29 @@ def load_gpu(name: str) -> GpuShape:
         fault = Fault(f"no GPU {name!r}", hint=nearest(name.upper(), list(GPUS)))
         raise InputError([fault], f"use one of: {', '.join(GPUS)}")
     return GPUS[name.upper()]
+
+
+# Compute capabilities that CUDA 12 and 13 know, as "sm_90" has them.
+ARCHITECTURES = ("70", "75", "80", "86", "87", "88", "89", "90", "100", "103", "110", "120", "121")
+
+
+def gpu_named(text: str) -> GpuShape:
+    """A GPU by name ("H100", "NVIDIA H100 80GB HBM3"), or by name and architecture ("X100 sm_90"), listed or not.
+
+    Of an unlisted one the memory is told as the smallest there is. Raises InputError with the known ones.
+    """
+    name, mark, digits = (part.strip() for part in text.rpartition("sm_"))
+    name, digits = name or (text.strip() if not mark else ""), digits.rstrip("af") if mark else ""
+    if mark and digits not in ARCHITECTURES:
+        known = ", ".join(f"sm_{each}" for each in ARCHITECTURES)
+        raise InputError([Fault(f"no GPU architecture {text!r}", hint=f"known: {known}")])
+    word = name.upper().replace("NVIDIA", "").replace(" ", "").replace("-", "")
+    by_length = sorted(GPUS.items(), key=lambda item: -len(item[0]))
+    listed = next((gpu for key, gpu in by_length if word.startswith(key)), None)
+    if listed is not None and (not mark or listed.gpu_arch.endswith(f"sm_{digits}")):
+        return listed
+    if not mark:
+        hint = f'known: {", ".join(GPUS)}; or give the architecture too, such as "X100 sm_90"'
+        raise InputError([Fault(f"no GPU {text!r}", hint=hint)])
+    smallest = min(gpu.memory_bytes for gpu in GPUS.values())
+    return GpuShape(name=name or text, gpu_arch=text.strip(), memory_bytes=smallest)

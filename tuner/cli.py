@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from rich.console import Console
 
-from search_spaces.errors import InputError, MoetuneError
+from search_spaces.errors import InputError, MoetuneError, NothingAcceptable
 
 OK, INTERRUPTED = 0, 130
 PIPE_WIDTH = 160  # characters; a pipe has no width of its own
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
     if stdout is not None and result is not None:
         _write(stdout, result.model_dump_json(indent=2))
-    return OK
+    return int(options.exit_code)
 
 
 class PatientConsole(Console):
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text, description=text)
         verb.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else there")
         add(verb)
-        verb.set_defaults(command=function)
+        verb.set_defaults(command=function, exit_code=OK)
     return top
 
 
@@ -128,6 +128,21 @@ def _plan(options: argparse.Namespace, console: Console) -> BaseModel | None:
     found = plan(load_sweep(options.sweep))
     if not options.json:
         render(found, console)
+    return found
+
+
+def _check(options: argparse.Namespace, console: Console) -> BaseModel | None:
+    from tuner.commands.check import check, render
+
+    found = check(options.file)
+    if not options.json:
+        render(found, console)
+    if found.faults:  # the verdicts on the others stand
+        for fault in found.faults:
+            print(f"moetune: {fault}", file=sys.stderr)
+        options.exit_code = InputError.exit_code
+    elif not any(verdict.valid for verdict in found.root):
+        options.exit_code = NothingAcceptable.exit_code
     return found
 
 
@@ -191,6 +206,10 @@ def _sweep_argument(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("sweep", type=Path, metavar="SWEEP", help="the sweep file (YAML)")
 
 
+def _add_check(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("file", type=Path, metavar="FILE", help="JSON or YAML: one configuration, or a list of them")
+
+
 def _add_run(verb: argparse.ArgumentParser) -> None:
     _sweep_argument(verb)
     verb.add_argument("--resume", action="store_true", help="go on with the latest run of this sweep")
@@ -237,6 +256,7 @@ def _add_ui(verb: argparse.ArgumentParser) -> None:
 VERBS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], str]] = {
     "init": (_init, _add_init, "write a commented sweep file"),
     "plan": (_plan, _sweep_argument, "what a sweep would try, and what the rules refuse; needs no worker"),
+    "check": (_check, _add_check, "verdict for explicit configurations, one or a list; needs no GPU"),
     "run": (_run, _add_run, "run a sweep: Ray Tune, Optuna, Ray Train, MLflow"),
     "report": (_report, _add_report, "leaderboard, failures and costs of a run; fills in what MLflow lacks"),
     "status": (_status, _add_status, "runs and what they are doing"),

@@ -172,8 +172,13 @@ def _bridge_nan_check(case: Case) -> str | None:
 
 
 def _nan_check(case: Case) -> str | None:
-    wrong = implementation(case) == "full_iteration" and case.knobs.get(NAN_CHECK) in (None, True)
-    return f"full_iteration graphs with {NAN_CHECK}, which is on by default" if wrong else None
+    wrong = implementation(case) == "full_iteration" and case.on(NAN_CHECK)
+    return f"full_iteration graphs with {NAN_CHECK}" if wrong else None
+
+
+def _nan_check_not_said(case: Case) -> str | None:
+    wrong = implementation(case) == "full_iteration" and case.knobs.get(NAN_CHECK) is None
+    return f"full_iteration graphs, and {NAN_CHECK}, which is on by default, is not said" if wrong else None
 
 
 def _weight_shards(case: Case) -> str | None:
@@ -257,6 +262,10 @@ RULES = (
     Rule(
         "CGR-23", GRAPHS | {NAN_CHECK}, _nan_check, "MLM arguments.py:1196", f"set {NAN_CHECK} to false",
         launchers=_MLM,
+    ),
+    Rule(
+        "CGR-23c", GRAPHS | {NAN_CHECK}, _nan_check_not_said, "MLM arguments.py:1196", f"set {NAN_CHECK} to false",
+        "runtime risk", launchers=_MLM,
     ),
     Rule(
         "CGR-21b", GRAPHS | {TRACKER}, _bridge_random_numbers, "Bridge models/gpt_provider.py:234",

@@ -129,13 +129,23 @@ def _optimizer_instances(case: Case) -> str | None:
     return f"{' and '.join(wrong)} not divisible by {INSTANCES} {count}" if wrong else None
 
 
-def _one_connection(case: Case) -> str | None:
+def _wants_one_connection(case: Case) -> bool:
     capability = case.compute_capability
     split = case.layout.tensor > 1 or case.layout.context > 1
     excused = case.on(FSDP) or case.on(TORCH_FSDP) or case.on(EP_OVERLAP)
-    if capability is None or capability[0] >= 10 or not split or excused or case.env.get(CONNECTIONS) == "1":
-        return None
-    return f"TP or CP before Blackwell with {CONNECTIONS} {case.env.get(CONNECTIONS, 'not set')}"
+    return capability is not None and capability[0] < 10 and split and not excused
+
+
+def _one_connection(case: Case) -> str | None:
+    said = case.env.get(CONNECTIONS)
+    wrong = said not in (None, "1") and _wants_one_connection(case)
+    return f"TP or CP before Blackwell with {CONNECTIONS} {said}" if wrong else None
+
+
+def _connections_not_said(case: Case) -> str | None:
+    """No published configuration lists its variables: a warning, though the launcher refuses an unset one."""
+    wrong = case.env.get(CONNECTIONS) is None and _wants_one_connection(case)
+    return f"TP or CP before Blackwell, and {CONNECTIONS} is not said" if wrong else None
 
 
 def _evaluation_batch(case: Case) -> str | None:
@@ -241,6 +251,10 @@ RULES = (
     Rule(
         "PAR-28", frozenset({TP, CP, FSDP, TORCH_FSDP, EP_OVERLAP, CONNECTIONS}), _one_connection,
         "MLM arguments.py:1413", f"export {CONNECTIONS}=1", launchers=MLM,
+    ),
+    Rule(
+        "PAR-28b", frozenset({TP, CP, FSDP, TORCH_FSDP, EP_OVERLAP, CONNECTIONS}), _connections_not_said,
+        "MLM arguments.py:1413", f"export {CONNECTIONS}=1", "runtime risk", launchers=MLM,
     ),
     Rule(
         "PAR-29", WORLD | {MBS, EVAL_BATCH, EVAL_MBS}, _evaluation_batch,

@@ -16,7 +16,7 @@ WHOLE = {"tp_comm_overlap": False}
 
 
 def test_plain_knobs_are_left_alone() -> None:
-    knobs = {"fp8": "hybrid", "micro_batch_size": 2, "virtual_pipeline_model_parallel_size": None}
+    knobs = {"fp8": "hybrid", "micro_batch_size": 2, "virtual_pipeline_model_parallel_size": None, "optimizer": "adam"}
     assert flatten(knobs).knobs == knobs
     assert not flatten(knobs).is_bridge
 
@@ -27,6 +27,10 @@ def test_plain_knobs_are_left_alone() -> None:
         ({"model.moe_router_dtype": "fp32"}, {"moe_router_dtype": "fp32"}),
         ({"cfg.model.transformer.fp8": "hybrid"}, {"fp8": "hybrid"}),
         ({"train": {"micro_batch_size": 2}, "train.manual_gc": True}, {"micro_batch_size": 2, "manual_gc": True}),
+        (
+            {"ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": False},
+            {"use_distributed_optimizer": True},
+        ),
         ({"dist.use_megatron_fsdp": True}, {"use_megatron_fsdp": True}),
         ({"rerun_state_machine.check_for_nan_in_loss": False}, {"check_for_nan_in_loss": False}),
         ({"rng.te_rng_tracker": True}, {"use_te_rng_tracker": True}),

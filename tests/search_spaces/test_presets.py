@@ -78,5 +78,5 @@ def test_gpus_have_a_capability_and_a_name() -> None:
     for name, gpu in GPUS.items():
         assert compute_capability(gpu.gpu_arch), name
         assert load_gpu(name.lower()) is gpu
-    with pytest.raises(InputError, match="did you mean H200"):
-        load_gpu("h20")
+    with pytest.raises(InputError, match="did you mean H"):
+        load_gpu("h2000")

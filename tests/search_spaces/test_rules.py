@@ -15,7 +15,7 @@ from search_spaces.shapes import ClusterShape
 from search_spaces.space import Knob
 from tests.search_spaces.cases import SHORT, case, cpus
 from tests.search_spaces.examples import EXAMPLES
-from tests.search_spaces.examples.common import BLACKWELL, H2, H8, KEPT_NORM, MLA
+from tests.search_spaces.examples.common import BLACKWELL, H2, H8
 
 BY_ID = {rule.id: rule for rule in ALL_RULES}
 
@@ -104,13 +104,6 @@ def test_transformer_engine_is_needed_for_fp8_and_old_ones_for_less() -> None:
     assert engine(None)
     assert engine("1.6.0")
     assert engine("1.10.0") is None, "experts one by one"
-
-
-def test_latent_attention_keeps_a_norm_to_recompute() -> None:
-    """Its input norm is a module of its own (gpt_layer_specs.py:296), whatever the router's graph holds."""
-    kept = case(H8, **KEPT_NORM, captured="attn+moe_router")
-    assert BY_ID["DUP-16"].refusal(kept)
-    assert BY_ID["DUP-16"].refusal(case(H8, model=MLA, **KEPT_NORM, captured="attn+moe_router")) is None
 
 
 @pytest.mark.parametrize(

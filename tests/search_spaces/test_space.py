@@ -147,6 +147,6 @@ def test_a_space_with_a_late_condition_or_a_foreign_default_cannot_be_built() ->
 
 
 def test_names_and_documentation() -> None:
-    assert set(NAMED_SPACES) == {"laptop", "moe-core"}
+    assert set(NAMED_SPACES) == {"laptop", "moe-core", "moe-full"}
     for space in NAMED_SPACES.values():
         assert all(knob.doc for knob in space.knobs)

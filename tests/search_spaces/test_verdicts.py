@@ -4,10 +4,12 @@ from collections.abc import Mapping
 
 from search_spaces.candidate import KnobValue
 from search_spaces.presets import load_model
-from search_spaces.rules import STACK_RULES
+from search_spaces.rules import rules_for
 from search_spaces.screen import verdict
 from tests.search_spaces.cases import case
 from tests.search_spaces.examples.common import CUTLASS, H1, H8, KEPT_NORM
+
+NO_WORKER = rules_for(frozenset(), "0.19.2", worker=False)
 
 
 def test_layouts_seen_to_train_are_accepted() -> None:
@@ -43,7 +45,7 @@ def test_configurations_measured_on_one_h200_are_judged_right() -> None:
 
     def judged(env: Mapping[str, str] | None = None, **knobs: KnobValue) -> str | None:
         grouped = {"moe_grouped_gemm": True} | knobs
-        found = verdict(case(H1, model=model, training=training, env=env, stack={}, **grouped), STACK_RULES)
+        found = verdict(case(H1, model=model, training=training, env=env, stack={}, **grouped), NO_WORKER)
         return found.rule if found else None
 
     assert judged(dispatcher="alltoall") is None
@@ -52,7 +54,7 @@ def test_configurations_measured_on_one_h200_are_judged_right() -> None:
     assert judged(recompute="selective", modules="moe_act+layernorm") is None
     assert judged(recompute="full", method="uniform", layers=1) is None
     assert judged(recompute="selective", modules="layernorm", graphs="transformer_engine", captured="attn") is None
-    assert judged(dispatcher="alltoall", **KEPT_NORM, captured="attn+moe_router") == "DUP-16"
+    assert judged(dispatcher="alltoall", **KEPT_NORM, captured="attn+moe_router") == "TRAP-13"
     assert judged(fp8="hybrid", fp8_recipe="mxfp8") == "HW-03"
     assert judged(dispatcher="flex", backend="deepep") == "DSP-07"
     assert judged(dispatcher="alltoall", overlap=True) == "OVL-03"
@@ -62,7 +64,7 @@ def test_configurations_measured_on_one_h200_are_judged_right() -> None:
 def test_what_this_worker_cannot_do_yet_is_judged_last() -> None:
     """So that a configuration the stack refuses says so, and another launcher can leave these rules out."""
     graphs = case(H8, graphs="transformer_engine", captured="attn")
-    assert verdict(graphs, STACK_RULES) is None
+    assert verdict(graphs, NO_WORKER) is None
     found = verdict(graphs)
     assert found is not None
     assert found.rule == "RUN-02"

@@ -58,7 +58,7 @@ def test_without_a_file_the_text_is_returned() -> None:
 
 def test_everything_unknown_is_listed_at_once() -> None:
     with pytest.raises(InputError) as caught:
-        write_sweep("qwen3-30b", "h20", 0, None)
+        write_sweep("qwen3-30b", "h2000", 0, None)
     assert [fault.hint for fault in caught.value.faults[:2]] == ["did you mean qwen3-30b-a3b?", "did you mean H200?"]
     assert len(caught.value.faults) == 3
     assert "GB300" in caught.value.next_step

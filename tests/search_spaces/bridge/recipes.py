@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
+from packaging.version import Version
+
 from tests.search_spaces.bridge import stand_ins
 
 _QWEN = {
@@ -84,6 +86,11 @@ def refusal(config: Any, gpu: str, ranks: int, env: Mapping[str, str] | None = N
         except Exception as error:  # noqa: BLE001  # whatever it raises is its verdict
             return f"{type(error).__name__}: {error}"
     return None
+
+
+def version(text: str) -> Version:
+    """As Megatron-Core compares them."""
+    return Version(text)
 
 
 def set_path(config: Any, path: str, value: Any) -> None:

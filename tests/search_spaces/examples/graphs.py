@@ -104,7 +104,11 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, **LOCAL, transformer_impl="local"),
         case(H8, **LOCAL, transformer_impl="local", te_rng_tracker=True),
     ),
-    "CGR-23": (case(H8, **ITERATION), case(H8, **ITERATION, check_for_nan_in_loss_and_grad=False)),
+    "CGR-23": (
+        case(H8, **ITERATION, check_for_nan_in_loss_and_grad=True),
+        case(H8, **ITERATION, check_for_nan_in_loss_and_grad=False),
+    ),
+    "CGR-23c": (case(H8, **ITERATION), case(H8, **ITERATION, check_for_nan_in_loss_and_grad=False)),
     "CGR-21b": (case(H8, **TE, use_te_rng_tracker=False), case(H8, **TE, use_te_rng_tracker=True)),
     "CGR-23b": (
         case(H8, **ITERATION, check_for_nan_in_loss=True),

@@ -106,6 +106,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "PAR-28": (
         case(H8, tp=2, sp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}), case(H8, tp=2, sp=True, env=CONNECTIONS),
     ),
+    "PAR-28b": (case(H8, tp=2, sp=True), case(H8, tp=2, sp=True, env=CONNECTIONS)),
     "PAR-29": (case(mbs=2, eval_global_batch_size=6), case(mbs=2, eval_global_batch_size=8)),
     "PAR-30": (
         case(overlap_p2p_comm_warmup_flush=True),

@@ -1,0 +1,102 @@
+"""Words of an explicit configuration: which knobs exist, of what kind, and how their values are told to the rules."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from search_spaces.candidate import MODULE_SEPARATOR, KnobValue
+from search_spaces.named_spaces import NAMED_SPACES
+from search_spaces.rules import ALL_RULES
+from search_spaces.shapes import ModelShape
+from search_spaces.space import nearest
+
+FIELDS = Path(__file__).parent / "megatron_fields.json"
+MODULE_LISTS = frozenset({
+    "recompute_modules", "cuda_graph_modules", "offload_modules", "cuda_graph_scope", "fsdp_unit_modules",
+})  # fmt: skip
+# Names of the training loop and of launchers that no configuration class of Megatron-Core has and no rule reads.
+LOOP = frozenset({
+    "seq_length", "micro_batch_size", "global_batch_size", "num_microbatches", "manual_gc", "manual_gc_interval",
+    "train_iters", "transformer_impl", "cpu_affinity", "log_interval", "data_parallel_size", "max_position_embeddings",
+})  # fmt: skip
+
+
+class CaseFault(NamedTuple):
+    """One wrong word; `key` is where it stands in the case, for its line."""
+
+    key: str
+    message: str
+    hint: str = ""
+
+
+class FieldKind(NamedTuple):
+    """`kind`: switch, integer, number, word, list or other. `choices`: the words of a word."""
+
+    kind: str
+    choices: tuple[str, ...]
+
+
+@cache
+def megatron_fields() -> Mapping[str, FieldKind]:
+    """The fields of Megatron-Core 0.19.2's configuration classes (scripts/megatron_fields.py)."""
+    rows = json.loads(FIELDS.read_text())
+    return {name: FieldKind(row["kind"], tuple(row.get("choices", ()))) for name, row in rows.items()}
+
+
+@cache
+def known_words() -> frozenset[str]:
+    """Every knob a configuration may name: Megatron's fields, what rules read, what spaces search, the loop's."""
+    of_rules = {name for rule in ALL_RULES for name in rule.reads}
+    of_spaces = {knob.name for space in NAMED_SPACES.values() for knob in space.knobs}
+    return frozenset(megatron_fields()) | of_rules | of_spaces | LOOP | ModelShape.model_fields.keys()
+
+
+def knob_fault(name: str, value: object) -> CaseFault | None:
+    """A word that does not exist, or a value of the wrong kind."""
+    if name not in known_words() and not name.isupper():
+        known = sorted(known_words())
+        close = nearest(name, known)
+        hint = close if close.startswith("did") else "known knobs: the fields of Megatron-Core's TransformerConfig, ..."
+        return CaseFault(name, f"no knob {name!r}", hint)
+    field = megatron_fields().get(name)
+    if field is None or value is None or _fits(field.kind, value):
+        return None
+    return CaseFault(name, f"{name} is a {field.kind}, not {shown(value)}")
+
+
+def _fits(kind: str, value: object) -> bool:
+    if kind == "switch":
+        return isinstance(value, bool)
+    if kind == "integer":
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind == "number":
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, str) if kind == "word" else True
+
+
+def knob_value(name: str, value: object) -> KnobValue:
+    """As the rules read it: lists of modules as "a+b" ("" for none), other lists and objects as JSON text."""
+    if name in MODULE_LISTS and isinstance(value, list | tuple):
+        return MODULE_SEPARATOR.join(str(part) for part in value)
+    if name in MODULE_LISTS and isinstance(value, str):
+        return value.replace(",", MODULE_SEPARATOR)
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value)
+    return cast(KnobValue, value)
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Environment variables; None and false leave one unset, true is "1"."""
+    return {
+        str(name): "1" if value is True else str(value)
+        for name, value in values.items()
+        if value is not None and value is not False
+    }
+
+
+def shown(value: object) -> str:
+    """A value in a message, short."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
