@@ -235,7 +235,7 @@ def test_environment_is_read_back_from_the_process(answers: Answers) -> None:
 @pytest.mark.parametrize("name", ["graphs", "graphs on cuda"])
 def test_graphs_are_refused_until_they_are_captured(answers: Answers, name: str) -> None:
     for answer in answers[name]:
-        assert (answer["kind"], answer["rule"]) == ("rejected", "not-active")
+        assert (answer["kind"], answer["rule"]) == ("rejected", "RUN-02")
         assert "does not capture CUDA graphs yet" in answer["reason"]
 
 

@@ -1,7 +1,6 @@
-"""Knobs of `moe-full` on real Megatron-Core under gloo: uneven stages, capacity, fusions, buckets, the host's settings."""
+"""Knobs of `moe-full` on real Megatron-Core under gloo: uneven stages, capacity, fusions, buckets, the rank's host."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from tests.train_worker.megatron_trials import (
     MLA,
     PIPE,
     SHORT,
+    TENSOR,
     VIRTUAL,
     Answers,
     case,
@@ -65,6 +65,8 @@ OTHERS = {
     "backend of another dispatcher": case(2, SHORT, moe_flex_dispatcher_backend="hybridep"),
     "one chunk a stage": case(2, SHORT, **PIPE, virtual_pipeline_model_parallel_size=1),
     "negative capacity": case(2, SHORT, moe_expert_capacity_factor=-1.0),
+    "user buffers": case(2, SHORT, **TENSOR, tp_comm_overlap=True),
+    "a buffer that can overflow": case(2, SHORT, moe_expert_rank_capacity_factor=1.5),
     "fused projections": case(2, SHORT, MLA, **EXPERT, mla_down_proj_fusion=True),
 }
 
@@ -143,12 +145,9 @@ def test_tokens_beyond_capacity_are_dropped_with_and_without_padding(answers: An
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("fused projections", "mla_down_proj_fusion: requested True, effective"),
-    ],
+    ("name", "rule"),
+    [("fused projections", "RUN-10"), ("user buffers", "RUN-04"), ("a buffer that can overflow", "RUN-05")],
 )
-def test_what_would_measure_something_else_is_rejected(answers: Answers, name: str, words: str) -> None:
-    answer: dict[str, Any] = answers[name][0]
-    assert (answer["kind"], answer["rule"]) == ("rejected", "effective-differs")
-    assert answer["reason"].startswith(f"would measure something else: {words}")
+def test_what_the_worker_cannot_do_is_refused_before_anything_is_built(answers: Answers, name: str, rule: str) -> None:
+    for answer in answers[name]:
+        assert (answer["kind"], answer["rule"]) == ("rejected", rule)

@@ -26,6 +26,7 @@ LAYOUT, VIRTUAL = "pipeline_model_parallel_layout", "virtual_pipeline_model_para
 LIST_KNOBS = frozenset({"recompute_modules", "cuda_graph_modules", "offload_modules"})
 NONE_MEANS_OFF = frozenset({"recompute_granularity", "recompute_method", "fp8", "fp4", "moe_router_dtype"})
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+OWNERS: tuple[type, ...] = (MLATransformerConfig, DistributedDataParallelConfig, OptimizerConfig)
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by; without its factor TP: see padded_vocabulary
 
 
@@ -68,16 +69,13 @@ def refuse_unknown(candidate: Candidate) -> None:
 
     With the nearest name that exists.
     """
-    known = OWN_KNOBS.union(*(field_names(owner) for owner in (TransformerConfig, *_OTHER_OWNERS)))
+    known = OWN_KNOBS.union(*(field_names(owner) for owner in OWNERS))
     for name in candidate.knobs:
         if name in ModelShape.model_fields:
             raise ValueError(f"{name!r} is a fact of the model and cannot be a knob")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             raise ValueError(f"unknown knob {name!r}" + (f"; nearest: {near[0]!r}" if near else ""))
-
-
-_OTHER_OWNERS: tuple[type, ...] = (DistributedDataParallelConfig, OptimizerConfig)
 
 
 def field_names(owner: type) -> frozenset[str]:

@@ -75,12 +75,11 @@ def mismatch(candidate: Candidate, effective: dict[str, KnobValue], searched: tu
     wrong = {
         name: value
         for name, value in requested.items()
-        if (name in effective or name in candidate.env)
-        and not _same(name, _resolved(name, value, candidate), effective.get(name))
+        if name in effective and not _same(name, _resolved(name, value, candidate), effective[name])
     }
-    if not wrong or _benign(candidate, {name: effective.get(name) for name in wrong}):
+    if not wrong or _benign(candidate, {name: effective[name] for name in wrong}):
         return None
-    told = "; ".join(f"{name}: requested {value!r}, effective {effective.get(name)!r}" for name, value in wrong.items())
+    told = "; ".join(f"{name}: requested {value!r}, effective {effective[name]!r}" for name, value in wrong.items())
     return Rejected(rule=RULE, reason=f"would measure something else: {told}")
 
 

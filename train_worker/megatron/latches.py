@@ -1,7 +1,7 @@
 """Variables that Transformer Engine reads once, when it is imported: that was in the parent of this process.
 
 A variable set after the fork would change nothing there, without a word. Where the value is a global of a module it is
-set anew; variables that decide more at import are refused in advance (rule RUN-08).
+set anew; variables that decide more at import are refused in advance (rule RUN-07).
 """
 
 import os

@@ -5,7 +5,7 @@ Issue 5 adds evidence of what ran (kernels, graphs replayed).
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -28,7 +28,7 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 
 from search_spaces.candidate import MODULE_SEPARATOR, KnobValue
 from train_worker.host import HOST_KNOBS
-from train_worker.megatron.config import LAYOUT, field_names
+from train_worker.megatron.config import LAYOUT, OWNERS, field_names
 from train_worker.megatron.parts import offload_modules, recompute_modules
 from train_worker.megatron.precision import fp4_recipes, fp8_recipes
 from train_worker.megatron.seen import Run, all_equal, from_layers, word
@@ -42,9 +42,9 @@ BACKENDS = {_DeepepManager: "deepep", _HybridEPManager: "hybridep", _NCCLEPManag
 GROUPED = {SequentialMLP: False, TEGroupedMLP: True}
 
 
-def readable(name: str, holders: Iterable[Any]) -> bool:
-    """Whether `read` can answer for a knob, given the three built configs."""
-    return name in READERS or any(name in field_names(type(holder)) for holder in holders)
+def readable(name: str) -> bool:
+    """Whether `read` can answer for a knob."""
+    return name in READERS or any(name in field_names(owner) for owner in OWNERS)
 
 
 def read(name: str, run: Run) -> KnobValue:

@@ -14,7 +14,10 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 
-from search_spaces.candidate import Candidate, KnobValue
+from search_spaces.candidate import KnobValue
+from search_spaces.rules import case_of
+from search_spaces.rules.worker import RULES
+from search_spaces.screen import verdict
 from train_worker.cpu import megatron_on_cpu
 from train_worker.environment import fingerprint, require_transformer_engine
 from train_worker.host import HostSettings
@@ -39,13 +42,14 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
     """Run the trial. Collective: every rank calls it with the same job and gets an answer of the same kind.
 
     What Megatron's config objects refuse is Rejected with rule "megatron-config", what they silently change with rule
-    "effective-differs", what this worker does not do yet with rule "not-active". Raises ValueError for a knob that does
-    not exist or a batch that does not divide, ImportError on cuda without Transformer Engine, and whatever Megatron or
-    torch raises later. `Measured.phases` holds the phases of this rank so far; the caller adds its own.
+    "effective-differs", what this worker does not do yet with its own rules (`search_spaces.rules.worker`). Raises
+    ValueError for a knob that does not exist or a batch that does not divide, ImportError on cuda without Transformer
+    Engine, and whatever Megatron or torch raises later. `Measured.phases` holds those of this rank; the caller adds its
+    own.
     """
     with progress.within("build"):
         refuse_unknown(job.candidate)
-        if refused := refuse_inactive(job.candidate):
+        if refused := refuse_inactive(job):
             return refused
         if job.cluster.device == "cuda":
             require_transformer_engine()
@@ -83,12 +87,10 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
             return _measured(job, progress, steps, built, effective)
 
 
-def refuse_inactive(candidate: Candidate) -> Rejected | None:
-    """What Megatron would accept and this worker leave undone. Rule RUN-02 says it in advance; both go with issue 5."""
-    impl = candidate.knobs.get("cuda_graph_impl") or "none"
-    if impl == "none":
-        return None
-    return Rejected(rule="not-active", reason=f"cuda_graph_impl {impl!r}: this worker does not capture CUDA graphs yet")
+def refuse_inactive(job: TrialJob) -> Rejected | None:
+    """What Megatron would accept and this worker leave undone, by its own rules: a job need not have been screened."""
+    refused = verdict(case_of(job.candidate, job.model, job.cluster, job.training), RULES)
+    return Rejected(rule=refused.rule, reason=refused.reason) if refused else None
 
 
 class _Steps:
