@@ -6,12 +6,13 @@ MOETUNE := .venv/bin/moetune
 export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
-.PHONY: help env env-dev demo ui test check format constraints clean
+.PHONY: help env env-dev demo ui test bridge check format constraints clean
 
 help:
 	@echo "make demo         install, run the example sweep on this machine, print the leaderboard"
 	@echo "make ui           the dashboard, on loopback"
 	@echo "make test         the whole test suite (CPU)"
+	@echo "make bridge       Megatron Bridge as a second judge of the rules, where it can be installed"
 	@echo "make check        style, types, import directions, documents"
 	@echo "make format       rewrite the sources in the project's style"
 	@echo "make constraints  pin again after pyproject.toml changed (UPGRADE=1: newest versions)"
@@ -33,6 +34,9 @@ ui: env
 test: env-dev
 	.venv/bin/python -m pytest $(ARGS)
 
+bridge: env-dev
+	scripts/bridge_oracle.sh -q
+
 check: env-dev
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
@@ -49,5 +53,5 @@ constraints:
 
 # Journals and results are the user's and stay.
 clean:
-	rm -rf .venv .bootstrap .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis moetune.egg-info
+	rm -rf .venv .venv-bridge .bootstrap .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis moetune.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -62,7 +62,7 @@ class LegalSpace:
     """
 
     def __init__(self, space: SearchSpace, rules: Sequence[Rule], facts: Case) -> None:
-        self.space, self.facts = space, facts
+        self.space, self.rules, self.facts = space, tuple(rules), facts
         self.order = walk_order(space, rules)
         self._rules = LazyRules(self.order, rules, facts)
         self._root = Node((), ())

@@ -5,12 +5,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from search_spaces.rules.versions import version_faults
 from search_spaces.shapes import ModelShape
 from search_spaces.space import SearchSpace
 from tuner.sweep_faults import checked
 from tuner.sweep_spec import SweepSpec
 
-__all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest"]
+__all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest", "stack_warnings"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
     meaning |= {"model": model.model_dump(mode="json"), "space": space.digest}
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def stack_warnings(spec: SweepSpec) -> tuple[str, ...]:
+    """Releases of the named stack that are newer than the rules know: the nearest older rule set judges them."""
+    return tuple(version_faults(spec.stack.model_dump())[1]) if spec.stack else ()
 
 
 def load_sweep(path: Path) -> LoadedSweep:

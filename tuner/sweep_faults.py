@@ -12,8 +12,9 @@ from search_spaces.candidate import KnobValue
 from search_spaces.errors import Fault, InputError
 from search_spaces.hf_config import read_hf_config
 from search_spaces.named_spaces import NAMED_SPACES
-from search_spaces.presets import load_model, model_names
-from search_spaces.rules import ALL_RULES, case_of, compute_capability
+from search_spaces.presets import gpu_named, load_model, model_names
+from search_spaces.rules import case_of, compute_capability, rules_for
+from search_spaces.rules.versions import version_faults
 from search_spaces.shapes import ClusterShape, ModelShape, StackVersions, TrainingShape
 from search_spaces.space import SearchSpace, nearest
 from tuner.objective import BETTER
@@ -177,8 +178,9 @@ def _misfits(placed: PlacedData, model: ModelShape, space: SearchSpace) -> list[
         where = ("training", "sequence_length")
         faults.append(placed.fault(where, f"sequence_length {training.sequence_length}: {longest}"))
     stack = _section(placed, "stack", StackVersions)
+    faults += _version_faults(placed, stack)
     case = case_of(space.default(), model, cluster, training, stack)
-    for rule in ALL_RULES:
+    for rule in rules_for(frozenset(), stack.megatron_core if stack else None):
         if reason := rule.refusal(case):
             message = f"the default configuration cannot run here: {reason} [{rule.id}]"
             faults.append(placed.fault(("space",), message, at_key=True))
@@ -194,4 +196,14 @@ def _device_faults(placed: PlacedData, cluster: ClusterShape) -> list[Fault]:
     if compute_capability(cluster.gpu_arch) is None:
         message = f"gpu_arch {cluster.gpu_arch!r} names no compute capability"
         return [placed.fault(("cluster", "gpu_arch"), message, 'such as "H200 sm_90"')]
+    try:
+        gpu_named(cluster.gpu_arch)
+    except InputError as error:
+        return [placed.fault(("cluster", "gpu_arch"), fault.message, fault.hint) for fault in error.faults]
     return []
+
+
+def _version_faults(placed: PlacedData, stack: StackVersions | None) -> list[Fault]:
+    """Releases that no rule set fits; newer ones are only a warning (`tuner.sweep.stack_warnings`)."""
+    faults = version_faults(stack.model_dump())[0] if stack else []
+    return [placed.fault(("stack", package), message, hint) for package, message, hint in faults]

@@ -9,7 +9,7 @@ from search_spaces.rules.bridge import RULES
 from search_spaces.shapes import ClusterShape
 from tests.search_spaces.cases import gpus
 from tests.search_spaces.examples.bridge import bridge
-from tests.search_spaces.examples.common import H8
+from tests.search_spaces.examples.clusters import H8
 
 OVERLAP, DELAY = "overlap_moe_expert_parallel_comm", "delay_wgrad_compute"
 WHOLE = {"tp_comm_overlap": False}

@@ -15,7 +15,7 @@ from search_spaces.shapes import ClusterShape
 from search_spaces.space import Knob
 from tests.search_spaces.cases import SHORT, case, cpus
 from tests.search_spaces.examples import EXAMPLES
-from tests.search_spaces.examples.common import BLACKWELL, H2, H8
+from tests.search_spaces.examples.clusters import BLACKWELL, H2, H8
 
 BY_ID = {rule.id: rule for rule in ALL_RULES}
 

@@ -5,7 +5,7 @@ import pytest
 from search_spaces.candidate import KnobValue
 from search_spaces.rules import ALL_RULES, Case, Launcher
 from tests.search_spaces.cases import case, gpus
-from tests.search_spaces.examples.common import H8, OVERLAP
+from tests.search_spaces.examples.clusters import H8, OVERLAP
 
 BY_ID = {rule.id: rule for rule in ALL_RULES}
 EVERY: tuple[Launcher | None, ...] = (None, "megatron-core", "megatron-lm", "megatron-bridge")
@@ -75,10 +75,13 @@ def test_bridge_looks_at_captured_names_and_megatron_lm_only_with_reduction() ->
 
 
 def test_one_connection_is_asked_of_gpus_before_blackwell_only() -> None:
-    assert refusing("PAR-28", each(tp=2, sp=True)) == {"megatron-lm"}
-    assert refusing("PAR-28", each(tp=2, sp=True, **OVERLAP)) == set()
+    eight = {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+    assert refusing("PAR-28", each(tp=2, sp=True, env=eight)) == {"megatron-lm"}
+    assert refusing("PAR-28", each(tp=2, sp=True)) == set()
+    assert refusing("PAR-28b", each(tp=2, sp=True)) == {"megatron-lm"}
+    assert refusing("PAR-28b", each(tp=2, sp=True, **OVERLAP)) == set()
     blackwell = case(gpus(8, "B200 sm_100"), tp=2, sp=True, launchers=("megatron-lm",))
-    assert BY_ID["PAR-28"].refusal(blackwell) is None
+    assert BY_ID["PAR-28b"].refusal(blackwell) is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from search_spaces.presets import load_model
 from search_spaces.rules import rules_for
 from search_spaces.screen import verdict
 from tests.search_spaces.cases import case
-from tests.search_spaces.examples.common import CUTLASS, H1, H8, KEPT_NORM
+from tests.search_spaces.examples.clusters import CUTLASS, H1, H8, KEPT_NORM
 
 NO_WORKER = rules_for(frozenset(), "0.19.2", worker=False)
 

@@ -148,6 +148,7 @@ def _measured(
         steps=tuple(samples[warm:]),
         warmup=tuple(samples[:warm]),
         peak_memory_bytes=steps.memory.largest(),
+        memory=steps.memory.peaks(),
         parameter_count=parameter_count(built.models),
         effective=effective,
         fingerprint=fingerprint(job.cluster.device),

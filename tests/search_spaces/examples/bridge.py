@@ -7,7 +7,7 @@ from search_spaces.bridge_paths import flatten
 from search_spaces.rules import Case
 from search_spaces.shapes import ClusterShape
 from tests.search_spaces.cases import case, gpus
-from tests.search_spaces.examples.common import BLACKWELL, H8
+from tests.search_spaces.examples.clusters import BLACKWELL, H8
 
 GRACE = gpus(8, "GB200 sm_100")
 OVERLAP = "overlap_moe_expert_parallel_comm"

@@ -4,7 +4,7 @@ from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from tests.search_spaces import oracle_capacity as real
 from tests.search_spaces.cases import case
-from tests.search_spaces.examples.common import H8
+from tests.search_spaces.examples.clusters import H8
 from tests.search_spaces.oracle import Oracle
 
 HYBRID: dict[str, KnobValue] = {

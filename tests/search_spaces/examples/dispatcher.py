@@ -6,7 +6,7 @@ from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from tests.search_spaces import oracle_dispatcher as real
 from tests.search_spaces.cases import case, gpus
-from tests.search_spaces.examples.common import BLACKWELL, FLEX, H8
+from tests.search_spaces.examples.clusters import BLACKWELL, FLEX, H8
 from tests.search_spaces.oracle import Oracle, Unrun
 
 CAPACITY, SHARED = "moe_expert_rank_capacity_factor", {"moe_shared_expert_intermediate_size": 128}

@@ -4,7 +4,7 @@ from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from tests.search_spaces import oracle_fsdp as real
 from tests.search_spaces.cases import case
-from tests.search_spaces.examples.common import EXPANDABLE, H2, H8
+from tests.search_spaces.examples.clusters import EXPANDABLE, H2, H8
 from tests.search_spaces.oracle import Oracle
 
 LM, BRIDGE = ("megatron-lm",), ("megatron-bridge",)

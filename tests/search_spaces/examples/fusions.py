@@ -6,7 +6,7 @@ from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from tests.search_spaces import oracle_fusions as real
 from tests.search_spaces.cases import case
-from tests.search_spaces.examples.common import BLACKWELL, H8, MLA
+from tests.search_spaces.examples.clusters import BLACKWELL, H8, MLA
 from tests.search_spaces.oracle import Oracle
 
 LM = ("megatron-lm",)

@@ -3,7 +3,7 @@
 from search_spaces.rules import Case
 from tests.search_spaces import oracle_fusions as real
 from tests.search_spaces.cases import case
-from tests.search_spaces.examples.common import AMPERE, BLACKWELL, CUTLASS, H2, H8, MLA
+from tests.search_spaces.examples.clusters import AMPERE, BLACKWELL, CUTLASS, H2, H8, MLA
 from tests.search_spaces.oracle import Oracle
 
 CUTEDSL = {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"}

@@ -3,7 +3,7 @@
 from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from tests.search_spaces.cases import case
-from tests.search_spaces.examples.common import H8
+from tests.search_spaces.examples.clusters import H8
 
 FINE: dict[str, KnobValue] = {"fine_grained_activation_offloading": True}
 LAYERWISE: dict[str, KnobValue] = {"cpu_offloading": True, "cpu_offloading_num_layers": 1}

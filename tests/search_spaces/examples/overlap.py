@@ -4,7 +4,7 @@ from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from tests.search_spaces import oracle_overlap as real
 from tests.search_spaces.cases import case, gpus
-from tests.search_spaces.examples.common import H2, H8, OVERLAP
+from tests.search_spaces.examples.clusters import H2, H8, OVERLAP
 from tests.search_spaces.oracle import Oracle, Unrun
 
 LATE: dict[str, KnobValue] = {**OVERLAP, "delay": True}

@@ -7,7 +7,7 @@ from search_spaces.partial import PartialModel
 from search_spaces.rules import Case
 from tests.search_spaces import oracle_parallelism as real
 from tests.search_spaces.cases import TINY, case, cpus, gpus
-from tests.search_spaces.examples.common import H2, H8
+from tests.search_spaces.examples.clusters import H2, H8
 from tests.search_spaces.oracle import Oracle
 
 MLA = {"multi_latent_attention": True, "num_query_groups": TINY.num_attention_heads}

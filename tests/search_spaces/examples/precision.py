@@ -3,7 +3,7 @@
 from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from tests.search_spaces.cases import case, gpus
-from tests.search_spaces.examples.common import ADA, AMPERE, BLACKWELL, H8
+from tests.search_spaces.examples.clusters import ADA, AMPERE, BLACKWELL, H8
 from tests.search_spaces.oracle import Oracle
 from tests.search_spaces.oracle_precision import (
     data_parallel_refusal,

@@ -3,7 +3,7 @@
 from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from tests.search_spaces.cases import case
-from tests.search_spaces.examples.common import H2, H8, MLA
+from tests.search_spaces.examples.clusters import H2, H8, MLA
 from tests.search_spaces.oracle import Oracle
 from tests.search_spaces.oracle_recompute import prediction_refusal
 

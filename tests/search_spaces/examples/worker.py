@@ -4,7 +4,7 @@ from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from search_spaces.shapes import ClusterShape
 from tests.search_spaces.cases import LAPTOP_RANKS, case, gpus
-from tests.search_spaces.examples.common import BLACKWELL, H1, H2, H8, MLA
+from tests.search_spaces.examples.clusters import BLACKWELL, H1, H2, H8, MLA
 from tests.search_spaces.oracle import Oracle
 from tests.search_spaces.oracle_worker import fused_projections
 
