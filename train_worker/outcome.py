@@ -20,13 +20,17 @@ class Fingerprint(Noun):
     device_name: str = Field(description="GPU name, or the CPU's model name")
     driver: str | None = None
     compute_capability: str | None = None
+    gpu_arch: str | None = Field(None, description='as a sweep file says it: "H200 sm_90"')
+    unusable: dict[str, str] = Field(
+        default_factory=dict, description="packages that are installed and cannot be used, with the reason"
+    )
 
     @property
     def digest(self) -> str:
         """12 hex digits: equal for equal stacks and hardware."""
         import hashlib
 
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+        return hashlib.sha256(self.model_dump_json(exclude={"unusable"}).encode()).hexdigest()[:12]
 
 
 class StepSample(Noun):

@@ -1,16 +1,76 @@
 """What the stack can do and this project's worker does not do yet. A rule goes when `train_worker` has learnt it.
 
-Kept apart from the rules of the stack, so that a configuration can also be judged for another launcher.
+Kept apart from the rules of the stack, so that a configuration can also be judged for another launcher. The worker asks
+them again before it builds anything (`train_worker.megatron.trial`): a job need not come from a screened space.
 """
 
 from search_spaces.rules.rule import Case, Rule
 
-IMPL = "cuda_graph_impl"
+IMPL, TP_OVERLAP, ALONE = "cuda_graph_impl", "tp_comm_overlap", "moe_single_grouped_weight"
+RANK_FACTOR, STASH = "moe_expert_rank_capacity_factor", "moe_paged_stash"
+CUTEDSL, AFFINITY = "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "cpu_affinity"
+ACCUMULATE, LOSS, LOSS_IMPL = "gradient_accumulation_fusion", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl"
+DOWN, DISPATCH_BACKWARD = "mla_down_proj_fusion", "overlap_dispatch_backward_with_experts_wgrad"
+GPU_VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _graphs(case: Case) -> str | None:
-    wrong = not case.on_cpu and case.text(IMPL, "none") != "none"
+    wrong = case.text(IMPL, "none") != "none"
     return "this worker does not capture CUDA graphs yet: the trial would run without them" if wrong else None
+
+
+def _user_buffers(case: Case) -> str | None:
+    return "this worker does not set up Transformer Engine's user buffers yet" if case.on(TP_OVERLAP) else None
+
+
+def _no_second_try(case: Case) -> str | None:
+    """Megatron-LM runs a step again, dropless, where a rank got more tokens than its buffer holds."""
+    asked = [name for name in (RANK_FACTOR, STASH) if case.knobs.get(name)]
+    return f"{asked[0]}: this worker does not repeat steps whose tokens overflow: they are dropped" if asked else None
+
+
+def _experts_in_one_tensor(case: Case) -> str | None:
+    wrong = case.on(ALONE) and case.training.layout_independent_init
+    return (
+        "this worker draws expert weights one by one: each EP rank would start with the same experts" if wrong else None
+    )
+
+
+def _read_before_the_fork(case: Case) -> str | None:
+    wrong = case.env.get(CUTEDSL, "0") != "0"
+    return (
+        f"Transformer Engine reads {CUTEDSL} when it is imported, before a trial's process is forked" if wrong else None
+    )
+
+
+def _cores_of_another_trial(case: Case) -> str | None:
+    several = case.cluster.workers_per_trial < min(case.cluster.workers_per_node, case.cluster.workers)
+    wrong = case.text(AFFINITY) == "exclusive" and several
+    return "several trials run on a node at once, and a rank knows only the ranks of its own" if wrong else None
+
+
+def _alone_anyway(case: Case) -> str | None:
+    wrong = case.text(AFFINITY) == "exclusive" and min(case.cluster.workers_per_node, case.world) == 1
+    return "the only rank of a node has all its cores anyway" if wrong else None
+
+
+def _kernels_of_a_gpu(case: Case) -> str | None:
+    asked = [name for name in (ACCUMULATE, DOWN, DISPATCH_BACKWARD) if case.on(name)]
+    if case.on(LOSS) and case.text(LOSS_IMPL, "native") == "te":
+        asked.append(f"{LOSS_IMPL} te")
+    return f"{asked[0]} is of layers and kernels that a CPU worker has not" if case.on_cpu and asked else None
+
+
+def _variables_of_a_gpu(case: Case) -> str | None:
+    asked = [name for name in GPU_VARIABLES if name in case.env]
+    return f"{asked[0]} changes nothing on a CPU" if case.on_cpu and asked else None
+
+
+def _no_latent_queries(case: Case) -> str | None:
+    if not case.on(DOWN):
+        return None
+    wrong = not case.model.multi_latent_attention or case.model.q_lora_rank is None
+    return f"{DOWN} without latent attention that compresses its queries has nothing to fuse" if wrong else None
 
 
 RULES = (
@@ -18,5 +78,36 @@ RULES = (
         "RUN-02", frozenset({IMPL}), _graphs,
         "train_worker/megatron has no TECudaGraphHelper; one H200: 1.86 s a step with, 1.76 s without, noise 0.3 s",
         f"set {IMPL} to none",
+    ),
+    Rule(
+        "RUN-04", frozenset({TP_OVERLAP}), _user_buffers, "MLM training/initialize.py:187, initialize_ub",
+        f"set {TP_OVERLAP} to false",
+    ),
+    Rule(
+        "RUN-05", frozenset({RANK_FACTOR, STASH}), _no_second_try, "TRAP-11; MLM training/training.py:3626",
+        f"leave {RANK_FACTOR} and {STASH} out",
+    ),
+    Rule(
+        "RUN-06", frozenset({ALONE}), _experts_in_one_tensor, "train_worker/megatron/init.py",
+        f"set {ALONE} to false, or training.layout_independent_init",
+    ),
+    Rule(
+        "RUN-07", frozenset({CUTEDSL}), _read_before_the_fork,
+        "TE pytorch/ops/fused/forward_grouped_mlp.py, its last lines: the fusion is registered at import",
+        "leave it out",
+    ),
+    Rule(
+        "RUN-08", frozenset({AFFINITY}), _cores_of_another_trial, "train_worker/host.py",
+        f"leave {AFFINITY} out, or give a trial all workers of a node",
+    ),
+    Rule("RUN-09", frozenset({AFFINITY}), _alone_anyway, "train_worker/host.py", f"leave {AFFINITY} out"),
+    Rule(
+        "RUN-10", frozenset({ACCUMULATE, DOWN, DISPATCH_BACKWARD, LOSS, LOSS_IMPL}), _kernels_of_a_gpu,
+        "train_worker/cpu.py: Megatron's local layers", "leave it out on a CPU",
+    ),
+    Rule("RUN-11", frozenset(GPU_VARIABLES), _variables_of_a_gpu, "train_worker/cpu.py", "leave it out on a CPU"),
+    Rule(
+        "RUN-12", frozenset({DOWN}), _no_latent_queries, "core/transformer/multi_latent_attention.py:1259",
+        f"set {DOWN} to false", level="build",
     ),
 )  # fmt: skip

@@ -19,7 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from train_worker.cpu import local_block_spec
 from train_worker.job import TrialJob
-from train_worker.megatron.config import MegatronConfigs
+from train_worker.megatron.config import MegatronConfigs, virtual_stages
 from train_worker.megatron.init import initialise_by_name, is_routed_expert
 
 
@@ -48,7 +48,7 @@ class Built:
 
 def build(job: TrialJob, configs: MegatronConfigs) -> Built:
     """Needs `parallel_state` initialised. Weights are Megatron's draw or layout-independent, as the job says."""
-    stages = job.candidate.layout.virtual_pipeline
+    stages = virtual_stages(job.candidate)
     models = [_model(job, configs, stage) for stage in (range(stages) if stages else [None])]
     if job.training.layout_independent_init:
         for model in models:
