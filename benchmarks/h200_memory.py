@@ -149,7 +149,7 @@ def row_of(name: str, job: TrialJob, outcome: Any, wall_s: float) -> dict[str, A
         row["step_times_s"] = [round(step.step_time_s, 4) for step in outcome.steps]
         row["losses"] = [round(loss, 4) for loss in outcome.losses]
     elif isinstance(outcome, OutOfMemory):
-        row |= {"phase": outcome.phase, "detail": outcome.detail[:200]}
+        row |= {"phase": outcome.phase, "detail": outcome.detail.strip().splitlines()[-1][:160]}
     else:
         row["detail"] = str(getattr(outcome, "reason", None) or getattr(outcome, "detail", ""))[-600:]
     return row

@@ -76,6 +76,15 @@ def _flex_backends(layer: Any) -> list[Any]:
     return [word(BACKENDS, dispatcher._comm_manager)] if isinstance(dispatcher, MoEFlexTokenDispatcher) else []
 
 
+def _captured_by(run: Run) -> Any:
+    """Who captured the graphs that the last step replayed; "none" where it replayed none."""
+    return run.config.cuda_graph_impl if run.replayed else "none"
+
+
+def _captured(run: Run) -> Any:
+    return run.config.cuda_graph_modules if run.replayed else None
+
+
 def _virtual_pipeline(run: Run) -> Any:
     return len(run.built.chunks) if len(run.built.chunks) > 1 else None
 
@@ -133,6 +142,8 @@ READERS: dict[str, Callable[[Run], Any]] = {
     "expert_model_parallel_size": lambda _: parallel_state.get_expert_model_parallel_world_size(),
     "expert_tensor_parallel_size": lambda _: parallel_state.get_expert_tensor_parallel_world_size(),
     "virtual_pipeline_model_parallel_size": _virtual_pipeline,
+    "cuda_graph_impl": _captured_by,
+    "cuda_graph_modules": _captured,
     "num_layers_in_first_pipeline_stage": _end_stage(
         "num_layers_in_first_pipeline_stage", lambda: parallel_state.get_pipeline_model_parallel_rank() == 0
     ),

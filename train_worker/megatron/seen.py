@@ -14,13 +14,15 @@ from train_worker.megatron.model import Built
 
 @dataclass(frozen=True)
 class Run:
-    """The built objects, the micro-batches seen by the last step, whether its schedule asked for plans of two
-    micro-batches, and what the process itself was set to (`train_worker.host`)."""
+    """What was built, and how it ran: the micro-batches of the last step, whether its schedule asked for plans of two
+    micro-batches (`planned`), what the process itself was set to (`train_worker.host`), and whether graphs that were
+    captured were `replayed`."""
 
     built: Built
     micro_batch_sizes: tuple[int, ...]
     planned: bool
     host: dict[str, KnobValue]
+    replayed: bool = False
 
     @property
     def config(self) -> Any:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 
@@ -29,6 +30,7 @@ from train_worker.megatron.effective import (
     first_mismatch_of_ranks,
     mismatch,
 )
+from train_worker.megatron.graphs import LayerGraphs, graphed, rng_arguments
 from train_worker.megatron.latches import follow_environment
 from train_worker.megatron.model import Built, build, parameter_count
 from train_worker.megatron.seen import Run
@@ -65,16 +67,19 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
                 return Rejected(rule="megatron-config", reason=f"{type(refusal).__name__}: {refusal}")
             if changed := config_mismatch(job.candidate, configs):
                 return changed
-            model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True)
+            model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True, **rng_arguments(job.candidate))
             built = build(job, configs)
             trainer = trainer_of(job, configs, built, device)
-        steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors))
+            graphs = LayerGraphs(job, configs, built) if graphed(job.candidate) else None
+        steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors), graphs)
         with progress.within("warmup"):
             diverged = steps.warm_up(job.training.warmup_steps)
         if diverged:
             return diverged
         with progress.within("build"):
-            seen = Run(built, tuple(trainer.seen), trainer.planned, host.effective())
+            seen = Run(
+                built, tuple(trainer.seen), trainer.planned, host.effective(), graphs is not None and graphs.active
+            )
             effective = effective_configuration(job.candidate, seen)
             differs = first_mismatch_of_ranks(mismatch(job.candidate, effective, job.environment_knobs))
         if differs:
@@ -97,14 +102,20 @@ class _Steps:
     """The steps of a trial, warm-up first; losses and grad norms of all, times of all (the first are not scored)."""
 
     def __init__(
-        self, trainer: Trainer, host: HostSettings, progress: Progress, clock: StepClock, memory: PeakMemory
-    ) -> None:
+        self, trainer: Trainer, host: HostSettings, progress: Progress, clock: StepClock, memory: PeakMemory,
+        graphs: LayerGraphs | None = None,
+    ) -> None:  # fmt: skip
         self.trainer, self.host, self.progress, self.clock, self.memory = trainer, host, progress, clock, memory
+        self.graphs = graphs
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
 
     def warm_up(self, count: int) -> Diverged | None:
         for index in range(count):
+            if self.graphs and index == self.graphs.after:
+                self.graphs.capture()
+            if self.graphs:
+                self.graphs.start_counting()
             with self.memory.observe() if index == count - 1 else nullcontext():
                 diverged = self._one()
             if diverged:
@@ -174,4 +185,5 @@ def _model_parallel(job: TrialJob, progress: Progress) -> Iterator[None]:
         yield
     finally:
         parallel_state.destroy_model_parallel()
+        destroy_num_microbatches_calculator()
         destroy_moe_metrics_tracker()

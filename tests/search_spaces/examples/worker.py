@@ -19,7 +19,7 @@ OWN_NODE = SHARED_NODE.model_copy(update={"workers_per_node": 4})
 QUERIES = MLA | {"q_lora_rank": 32}
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
-    "RUN-02": (case(H8, graphs="transformer_engine"), case(H8, graphs="none")),
+    "RUN-02": (case(H8, graphs="full_iteration"), case(H8, graphs="transformer_engine")),
     "RUN-04": (case(H2, **TP2, tp_comm_overlap=True), case(H2, **TP2, tp_comm_overlap=False)),
     "RUN-05": (case(H8, moe_expert_rank_capacity_factor=1.5), case(H8, moe_expert_rank_capacity_factor=None)),
     "RUN-06": (
