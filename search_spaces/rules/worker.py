@@ -140,7 +140,10 @@ RULES = (
     Rule(
         "RUN-13", frozenset({ROPE, "rope_type"}), _rotary, "train_worker/megatron/config.py", f"set {ROPE} to false"
     ),
-    Rule("RUN-14", frozenset({SHARED_OVERLAP}), _no_shared_experts, "the real MoELayer, core/transformer/moe/moe_layer.py:189", "leave it out"),
+    Rule(
+        "RUN-14", frozenset({SHARED_OVERLAP}), _no_shared_experts,
+        "read back from the real MoELayer (core/transformer/moe/moe_layer.py:189)", "leave it out",
+    ),
     Rule(
         "RUN-15", frozenset({TP, ETP, EP, DISPATCHER, CAPACITY, PADDED}), _unequal_gather,
         "train_worker/cpu.py: ProcessGroupGloo::allgather, invalid tensor size", "use allgather, or pad to capacity",

@@ -34,6 +34,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(LAPTOP_RANKS, cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="native"),
     ),
     "RUN-11": (case(LAPTOP_RANKS, env={CONNECTIONS: "1"}), case(gpus(2), env={CONNECTIONS: "1"})),
+    "RUN-12": (case(H8, model=MLA, mla_down_proj_fusion=True), case(H8, model=QUERIES, mla_down_proj_fusion=True)),
     "RUN-13": (case(H8, model=MLA, apply_rope_fusion=True), case(H8, model={}, apply_rope_fusion=True)),
     "RUN-14": (
         case(H8, moe_shared_expert_overlap=True),
@@ -42,11 +43,13 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "RUN-15": (
         case(LAPTOP_RANKS, **TP2, dispatcher="alltoall", moe_expert_capacity_factor=1.0),
         case(
-            LAPTOP_RANKS, **TP2, dispatcher="alltoall", moe_expert_capacity_factor=1.0,
+            LAPTOP_RANKS,
+            **TP2,
+            dispatcher="alltoall",
+            moe_expert_capacity_factor=1.0,
             moe_pad_expert_input_to_capacity=True,
         ),
     ),
-    "RUN-12": (case(H8, model=MLA, mla_down_proj_fusion=True), case(H8, model=QUERIES, mla_down_proj_fusion=True)),
 }
 
 ORACLE: dict[str, Oracle] = {"RUN-12": fused_projections}
