@@ -11,6 +11,10 @@ RANK_FACTOR, STASH = "moe_expert_rank_capacity_factor", "moe_paged_stash"
 CUTEDSL, AFFINITY = "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "cpu_affinity"
 ACCUMULATE, LOSS, LOSS_IMPL = "gradient_accumulation_fusion", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl"
 DOWN, DISPATCH_BACKWARD = "mla_down_proj_fusion", "overlap_dispatch_backward_with_experts_wgrad"
+ROPE, SHARED_OVERLAP, DISPATCHER = "apply_rope_fusion", "moe_shared_expert_overlap", "moe_token_dispatcher_type"
+CAPACITY, PADDED = "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"
+TP, ETP = "tensor_model_parallel_size", "expert_tensor_parallel_size"
+EP = "expert_model_parallel_size"
 GPU_VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -77,6 +81,25 @@ def _no_latent_queries(case: Case) -> str | None:
     return f"{DOWN} without latent attention that compresses its queries has nothing to fuse" if wrong else None
 
 
+def _rotary(case: Case) -> str | None:
+    wrong = case.on(ROPE) and case.model.multi_latent_attention and case.text("rope_type", "rope") != "yarn"
+    return f"this worker gives latent attention plain rotary positions; {ROPE} is for YaRN there" if wrong else None
+
+
+def _no_shared_experts(case: Case) -> str | None:
+    wrong = case.on(SHARED_OVERLAP) and case.model.moe_shared_expert_intermediate_size is None
+    return f"{SHARED_OVERLAP} in a model without shared experts changes nothing" if wrong else None
+
+
+def _unequal_gather(case: Case) -> str | None:
+    """Ranks that share an expert exchange what each was sent, which is equal where all tokens stay and none is lost."""
+    if not case.on_cpu or case.layout.expert_tensor == 1 or case.text(DISPATCHER, "allgather") != "alltoall":
+        return None
+    drops = case.knobs.get(CAPACITY) is not None and not case.on(PADDED)
+    wrong = case.layout.expert > 1 or drops
+    return "alltoall with split experts gathers unequal numbers of tokens, which gloo cannot" if wrong else None
+
+
 RULES = (
     Rule(
         "RUN-02", frozenset({IMPL}), _graphs,
@@ -113,5 +136,16 @@ RULES = (
     Rule(
         "RUN-12", frozenset({DOWN}), _no_latent_queries, "core/transformer/multi_latent_attention.py:1259",
         f"set {DOWN} to false", level="build",
+    ),
+    Rule(
+        "RUN-13", frozenset({ROPE, "rope_type"}), _rotary, "train_worker/megatron/config.py", f"set {ROPE} to false"
+    ),
+    Rule(
+        "RUN-14", frozenset({SHARED_OVERLAP}), _no_shared_experts,
+        "read back from the real MoELayer (core/transformer/moe/moe_layer.py:189)", "leave it out",
+    ),
+    Rule(
+        "RUN-15", frozenset({TP, ETP, EP, DISPATCHER, CAPACITY, PADDED}), _unequal_gather,
+        "train_worker/cpu.py: ProcessGroupGloo::allgather, invalid tensor size", "use allgather, or pad to capacity",
     ),
 )  # fmt: skip

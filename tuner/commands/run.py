@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from search_spaces.errors import Fault, InputError, Interrupted, NothingAcceptable, ResourceMissing
+from search_spaces.rules.versions import version_faults
 from search_spaces.screen import LegalSpace, screen
 from search_spaces.shapes import Noun, StackVersions
 from tracking.journal import Journal, JournalState, fold
@@ -70,7 +71,8 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
         progress = stack.enter_context(Progress(sweep, console, view.status))
         session = _session(sweep, journal, screening, [progress.on_event])
         progress.replay(session.records)
-        progress.say(f"the rules judge by {_words(software)}")
+        for words in (*version_faults(software.model_dump())[1], f"the rules judge by {_words(software)}"):
+            progress.say(words)
         _started(session, sweep, folder, resumed=bool(journal.events))
         session.emit(screened)
 
@@ -91,7 +93,11 @@ def _stack_of_workers(sweep: LoadedSweep, options: RunOptions) -> StackVersions:
     cluster, address = sweep.spec.cluster, options.address or sweep.spec.launch.address
     if address is None:
         require_here(cluster)
-    return seen_on_a_worker(cluster, address).stack
+    stack = seen_on_a_worker(cluster, address).stack
+    if faults := version_faults(stack.model_dump())[0]:
+        what = "; ".join(f"{message} ({hint})" for _, message, hint in faults)
+        raise ResourceMissing(f"on the workers: {what}", "install a known release there")
+    return stack
 
 
 def _words(software: StackVersions) -> str:

@@ -35,6 +35,21 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     ),
     "RUN-11": (case(LAPTOP_RANKS, env={CONNECTIONS: "1"}), case(gpus(2), env={CONNECTIONS: "1"})),
     "RUN-12": (case(H8, model=MLA, mla_down_proj_fusion=True), case(H8, model=QUERIES, mla_down_proj_fusion=True)),
+    "RUN-13": (case(H8, model=MLA, apply_rope_fusion=True), case(H8, model={}, apply_rope_fusion=True)),
+    "RUN-14": (
+        case(H8, moe_shared_expert_overlap=True),
+        case(H8, model={"moe_shared_expert_intermediate_size": 64}, moe_shared_expert_overlap=True),
+    ),
+    "RUN-15": (
+        case(LAPTOP_RANKS, **TP2, dispatcher="alltoall", moe_expert_capacity_factor=1.0),
+        case(
+            LAPTOP_RANKS,
+            **TP2,
+            dispatcher="alltoall",
+            moe_expert_capacity_factor=1.0,
+            moe_pad_expert_input_to_capacity=True,
+        ),
+    ),
 }
 
 ORACLE: dict[str, Oracle] = {"RUN-12": fused_projections}
