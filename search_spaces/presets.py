@@ -1,5 +1,6 @@
 """Known models (`presets/*.yaml`) and GPUs, by name. To add a model: one YAML file with its source in a comment."""
 
+from functools import cache
 from pathlib import Path
 
 from pydantic import Field, PositiveInt
@@ -43,11 +44,13 @@ GPUS = {
 }
 
 
+@cache
 def model_names() -> tuple[str, ...]:
     """Every model preset, sorted."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
 
+@cache
 def load_model(name: str) -> ModelShape:
     """A preset's facts. Raises InputError with the nearest name, or the known ones."""
     if name not in model_names():
