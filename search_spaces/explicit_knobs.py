@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -40,6 +40,9 @@ LARGEST = 10**15  # no size, factor or count is larger
 LONGEST = 100  # characters of a word that are compared with the known ones
 
 
+KNOWN = "known knobs: the fields of Megatron-Core's TransformerConfig, ..."
+
+
 class CaseFault(NamedTuple):
     """One wrong word; `key` is where it stands in the case, for its line."""
 
@@ -73,9 +76,7 @@ def known_words() -> frozenset[str]:
 def knob_fault(name: str, value: object, hint: bool = True) -> CaseFault | None:
     """A word that does not exist, or a value of the wrong kind or out of range. `hint`: look for the nearest word."""
     if name not in known_words() and not name.isupper():
-        close = nearest(name[:LONGEST], sorted(known_words())) if hint else ""
-        known = "known knobs: the fields of Megatron-Core's TransformerConfig, ..."
-        return CaseFault(name, f"no knob {shown(name)}", close if close.startswith("did") else known)
+        return CaseFault(name, f"no knob {shown(name)}", _closest(name[:LONGEST]) if hint else KNOWN)
     if value is None:
         return None
     kind = "integer" if name in COUNTS else megatron_fields()[name].kind if name in megatron_fields() else "other"
@@ -86,6 +87,12 @@ def knob_fault(name: str, value: object, hint: bool = True) -> CaseFault | None:
     if name in SIZES and isinstance(value, int) and value < 1:
         return CaseFault(name, f"{name} {value} is below 1")
     return None
+
+
+@lru_cache(maxsize=1000)  # the same slip stands in many configurations of a file
+def _closest(name: str) -> str:
+    found = nearest(name, sorted(known_words()))
+    return found if found.startswith("did") else KNOWN
 
 
 def _fits(kind: str, value: object) -> bool:

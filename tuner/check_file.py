@@ -6,7 +6,7 @@ JSON is fast; where a fault is, its line is looked for afterwards. YAML brings i
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from search_spaces.errors import Fault, InputError
 from tuner.sweep_yaml import PlacedData, parse
 
 NEXT_STEP = 'give one mapping with world_size, model, knobs; a list of them; or {"cases": [...]}, in JSON or YAML'
-MOST_VALUES = 1_000_000  # of a YAML file, an alias counted as often as it is used
+MOST_VALUES = 300_000  # of a YAML file, an alias counted as often as it is used
+_KEY = re.compile(r'"((?:[^"\\]|\\.)+)"\s*:')
 _SPACE = " \t\r\n"
 
 
@@ -28,17 +29,26 @@ class CheckFile:
     cases: Sequence[Any]
     prefix: tuple[str | int, ...]  # where in the file the list of cases is; a single case has no number in it
     placed: PlacedData | None = None
+    _found: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def line_of(self, number: int, key: str) -> int:
         """The line on which the `number`-th case (from 1) says `key`, else where it begins; 0 where unknown."""
         if self.placed is not None:
             case = self._case(number)
             return self._yaml_keys.get((case, key)) or self.placed.values.get(case, (0, 0))[0]
-        start = self._starts[number - 1] if number <= len(self._starts) else 0
-        end = self._starts[number] if number < len(self._starts) else None
-        found = re.compile(rf'"{re.escape(key)}"\s*:')
-        rows = self._rows[max(start - 1, 0) : end]
-        return next((line for line, row in enumerate(rows, start=max(start, 1)) if found.search(row)), start)
+        lines = self._json_lines(number)
+        return lines.get(key) or lines.get("", 0)
+
+    def _json_lines(self, number: int) -> dict[str, int]:
+        """Key anywhere inside the `number`-th case -> the first line with it; "" -> where the case begins."""
+        if number not in self._found:
+            start = self._starts[number - 1] if number <= len(self._starts) else 0
+            end = self._starts[number] if number < len(self._starts) else None
+            lines = self._found[number] = {"": start}
+            for line, row in enumerate(self._rows[max(start - 1, 0) : end], start=max(start, 1)):
+                for name in _KEY.findall(row):
+                    lines.setdefault(name, line)
+        return self._found[number]
 
     def _case(self, number: int) -> tuple[str | int, ...]:
         """Where in the data the `number`-th case is."""
