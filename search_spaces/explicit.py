@@ -137,15 +137,16 @@ class _Reader:
 
     def _model(self, knobs: dict[str, KnobValue]) -> PartialModel | None:
         given = self.raw.get("model")
-        if isinstance(given, str):
-            try:
-                return PartialModel.of({**load_model(given.replace("_", "-")).model_dump(), **self._facts(knobs, {})})
-            except InputError as error:
-                self.faults += [CaseFault("model", fault.message, fault.hint) for fault in error.faults]
-                return None
-        facts = self._mapping("model")
-        if not facts:
-            self.warnings.append("model is not given: rules about its sizes were not asked")
+        if not isinstance(given, str):
+            facts = self._mapping("model")
+            if not facts:
+                self.warnings.append("model is not given: rules about its sizes were not asked")
+            return PartialModel.of(self._facts(knobs, facts))
+        try:
+            facts = load_model(given.replace("_", "-")).model_dump()
+        except InputError as error:
+            self.faults += [CaseFault("model", fault.message, fault.hint) for fault in error.faults]
+            return None
         return PartialModel.of(self._facts(knobs, facts))
 
     def _facts(self, knobs: dict[str, KnobValue], given: dict[str, Any]) -> dict[str, Any]:

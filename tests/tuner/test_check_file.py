@@ -1,4 +1,4 @@
-"""The file of `moetune check`: JSON or YAML, one configuration or many, the line of a fault, and what is no such file."""
+"""The file of `moetune check`: JSON or YAML, one configuration or many, where a fault stands, what is no such file."""
 
 import json
 import time
