@@ -8,6 +8,7 @@ Pure: nothing of the stack is imported, so a configuration can be judged on any 
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from search_spaces.bridge_paths import flatten
@@ -103,8 +104,8 @@ class _Reader:
     def _misspelt(self) -> None:
         """A part under a wrong name would be passed over; keys that are nothing like one are the user's notes."""
         for name in (str(key) for key in self.raw):
-            if name not in PARTS and (close := difflib.get_close_matches(name, PARTS, n=1, cutoff=0.8)):
-                self.faults.append(CaseFault(name, f"no key {name!r} in a configuration", f"did you mean {close[0]}?"))
+            if name not in PARTS and (close := _part_meant(name)):
+                self.faults.append(CaseFault(name, f"no key {name!r} in a configuration", f"did you mean {close}?"))
 
     def _knobs(self, found: Mapping[str, object], env: dict[str, str]) -> dict[str, KnobValue]:
         knobs: dict[str, KnobValue] = {}
@@ -211,3 +212,9 @@ class _Reader:
         if filled:
             self.warnings.append(f"the layer split is not said; taken as recipes of {name} have it")
         return filled
+
+
+@lru_cache(maxsize=1000)  # the configurations of a file have the same keys
+def _part_meant(name: str) -> str | None:
+    close = difflib.get_close_matches(name, PARTS, n=1, cutoff=0.8)
+    return close[0] if close else None

@@ -1,7 +1,7 @@
 """Known models (`presets/*.yaml`) and GPUs, by name. To add a model: one YAML file with its source in a comment."""
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from pydantic import Field, PositiveInt
@@ -87,6 +87,7 @@ def _listed(name: str) -> GpuShape | None:
     return None
 
 
+@lru_cache(maxsize=1000)
 def gpu_named(text: str) -> GpuShape:
     """A GPU by name ("H100", "NVIDIA H100 80GB HBM3"), or by name and architecture ("X100 sm_90"), listed or not.
 
