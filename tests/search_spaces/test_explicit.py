@@ -1,6 +1,7 @@
 """What a configuration leaves out or says in other words: assumed facts, launchers, splits, versions, fields."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,12 @@ def test_what_a_silent_configuration_is_taken_for() -> None:
     assert case.stack.deep_ep == case.stack.hybrid_ep == "assumed"
     with pytest.raises(UnknownFact):
         _ = case.training.global_batch_size
+
+
+def test_the_documents_tell_what_is_assumed() -> None:
+    told = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
+    said = {name: {True: "true"}.get(value, value) for name, value in ASSUMED.items()}
+    assert all(f"| `{name}` | {value} |" in told for name, value in said.items())
 
 
 def test_what_is_said_wins_over_what_is_assumed_and_knobs_over_the_model() -> None:
