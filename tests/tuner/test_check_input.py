@@ -167,3 +167,13 @@ def test_json_is_one_document_whatever_happens(data: object, code: int, tmp_path
         assert answers["exit_code"] == 2
     assert ("cases.json:" in done.stderr) == (code == 2)
     assert "Traceback" not in done.stderr
+
+
+def test_the_table_for_people_takes_any_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    risky = case(id="[/x]", knobs={"expert_model_parallel_size": 8, "fp8": "e4m3", "fp8_recipe": "blockwise"})
+    data = [risky | {"gpu_arch": "B200"}, BAD | {"id": "[bold]b" * 100}, case(id="typo", knobs={"[/q]": "[/z]"})]
+    assert main(["check", str(written(tmp_path, data))]) == 2
+    printed = capsys.readouterr()
+    assert "[/x]" in printed.out
+    assert all(word in printed.out for word in ("risky", "TRAP-23", "invalid", "PAR-02", "1 of 3 can run"))
+    assert 'no knob "[/q]"' in printed.err

@@ -164,9 +164,8 @@ def render(result: CheckResult, console: Console) -> None:
         verdict = "invalid" if not found.valid else "risky" if found.level == "runtime risk" else "valid"
         effective = [f"effective {name}={value}" for name, value in found.effective.items()]
         notes = [note for note in found.warnings if found.reason not in note or not found.reason]
-        table.add_row(
-            found.id, verdict, found.rule or "", Text("\n".join(filter(None, [found.reason, *effective, *notes])))
-        )
+        why = Text("\n".join(filter(None, [found.reason, *effective, *notes])))
+        table.add_row(Text(shown_id(found.id)), verdict, found.rule or "", why)  # text: "[/x]" would be markup
     console.print(table)
     valid = sum(found.valid for found in result.root)
     console.print(f"{valid} of {len(result.root)} can run", highlight=False)
