@@ -1,7 +1,7 @@
 """What screening lets through on a CPU, the worker measures: random legal points of `moe-full`, on two real ranks.
 
-Of 190 such points (three models, fp32 and bf16) every one was measured; before rules RUN-13, RUN-14 and RUN-15 18 of the
-first 40 were not.
+Of 190 such points (three models, fp32 and bf16) every one was measured; before rules RUN-13, RUN-14 and RUN-15 18 of
+the first 40 were not.
 """
 
 import random
