@@ -175,10 +175,12 @@ def _mixed_precision(paths: Mapping[str, Mapping[str, object]]) -> _Setup:
         return _Setup(True, {**PRECISION_DEFAULTS, **_synced(base), **_synced(named)}, complete=True)
     if not named:
         return _Setup(isinstance(whole, str), {})
-    implied = _IMPLIED.get(str(named.get("fp8_recipe")))
-    if implied and "fp8" not in named:
-        named["fp8"] = implied
     named = _synced(named)
+    recipe = str(named.get("fp8_recipe"))
+    # Every object of Bridge's has the default recipe, whatever its format: alone it says nothing.
+    asked = recipe != PRECISION_DEFAULTS["fp8_recipe"] or named.get("fp8_param_gather")
+    if recipe in _IMPLIED and asked and "fp8" not in named and not named.get("fp4"):
+        named["fp8"] = _IMPLIED[recipe]
     if named.get("fp8_recipe") == "mxfp8" and named.get("fp8_param_gather"):
         named.setdefault("reuse_grad_buf_for_mxfp8_param_ag", True)
     return _Setup(True, named)

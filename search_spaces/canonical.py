@@ -77,6 +77,15 @@ _IGNORED = (
 )  # fmt: skip
 
 
+# Knobs whose value is what their absence means too.
+_NOTHING_SAID: Mapping[str, Callable[[Knobs], bool]] = {
+    GRANULARITY: lambda knobs: knobs.get(GRANULARITY) == "selective" and knobs.get(RECOMPUTED) == "",
+    SP: lambda knobs: knobs.get(SP) is False and layout_of(knobs).tensor == 1,
+    ETP: lambda knobs: knobs.get(ETP) == 1 and layout_of(knobs).tensor == 1,
+    IMPL: lambda knobs: knobs.get(IMPL) == "none",
+}
+
+
 def canonical(requested: Knobs, launchers: frozenset[str] = frozenset()) -> Canonical:
     """The canonical form of knobs. `launchers`: those whose own habits apply ("megatron-bridge", "megatron-lm")."""
     changed = _changes(requested, launchers)
@@ -85,8 +94,8 @@ def canonical(requested: Knobs, launchers: frozenset[str] = frozenset()) -> Cano
     for name in MODULE_LISTS:
         if name in knobs:
             knobs[name] = _sorted_list(knobs[name])
-    if knobs.get(GRANULARITY) == "selective" and knobs.get(RECOMPUTED) == "":
-        del knobs[GRANULARITY]
+    for name in [name for name, said in _NOTHING_SAID.items() if said(knobs)]:
+        del knobs[name]
     notes = []
     for ignored in _IGNORED:
         if found := [name for name in ignored.knobs if name in knobs and ignored.idle(knobs)]:
@@ -121,4 +130,4 @@ def _changes(knobs: Knobs, launchers: frozenset[str]) -> dict[str, KnobValue]:
 
 
 def _sorted_list(value: KnobValue) -> str:
-    return MODULE_SEPARATOR.join(sorted(modules(value)))
+    return MODULE_SEPARATOR.join(sorted(set(modules(value))))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -21,6 +21,26 @@ LOOP = frozenset({
     "seq_length", "micro_batch_size", "global_batch_size", "num_microbatches", "manual_gc", "manual_gc_interval",
     "train_iters", "transformer_impl", "cpu_affinity", "log_interval", "data_parallel_size", "max_position_embeddings",
 })  # fmt: skip
+# Integers among the words that are no fields of Megatron-Core's.
+COUNTS = frozenset({
+    "seq_length", "dataset.seq_length", "micro_batch_size", "global_batch_size", "num_microbatches",
+    "eval_micro_batch_size", "eval_global_batch_size", "manual_gc_interval", "train_iters", "log_interval",
+    "data_parallel_size", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+})  # fmt: skip
+# Integers that divide something: below 1 they are nonsense to every rule.
+SIZES = COUNTS - {"manual_gc_interval", "train_iters", "log_interval"} | {
+    "tensor_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
+    "num_distributed_optimizer_instances", "microbatch_group_size_per_vp_stage", "linear_num_key_heads",
+    "linear_num_value_heads", "moe_router_num_groups", "moe_router_group_topk",
+}  # fmt: skip
+LARGEST = 10**15  # no size, factor or count is larger
+
+
+LONGEST = 100  # characters of a word that are compared with the known ones
+
+
+KNOWN = "known knobs: the fields of Megatron-Core's TransformerConfig, ..."
 
 
 class CaseFault(NamedTuple):
@@ -53,17 +73,26 @@ def known_words() -> frozenset[str]:
     return frozenset(megatron_fields()) | of_rules | of_spaces | LOOP | ModelShape.model_fields.keys()
 
 
-def knob_fault(name: str, value: object) -> CaseFault | None:
-    """A word that does not exist, or a value of the wrong kind."""
+def knob_fault(name: str, value: object, hint: bool = True) -> CaseFault | None:
+    """A word that does not exist, or a value of the wrong kind or out of range. `hint`: look for the nearest word."""
     if name not in known_words() and not name.isupper():
-        known = sorted(known_words())
-        close = nearest(name, known)
-        hint = close if close.startswith("did") else "known knobs: the fields of Megatron-Core's TransformerConfig, ..."
-        return CaseFault(name, f"no knob {name!r}", hint)
-    field = megatron_fields().get(name)
-    if field is None or value is None or _fits(field.kind, value):
+        return CaseFault(name, f"no knob {shown(name)}", _closest(name[:LONGEST]) if hint else KNOWN)
+    if value is None:
         return None
-    return CaseFault(name, f"{name} is a {field.kind}, not {shown(value)}")
+    kind = "integer" if name in COUNTS else megatron_fields()[name].kind if name in megatron_fields() else "other"
+    if not _fits(kind, value):
+        return CaseFault(name, f"{name} is a {kind}, not {shown(value)}")
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:  # NaN is not either
+        return CaseFault(name, f"{name} {shown(value)} is out of range")
+    if name in SIZES and isinstance(value, int) and value < 1:
+        return CaseFault(name, f"{name} {value} is below 1")
+    return None
+
+
+@lru_cache(maxsize=1000)  # the same slip stands in many configurations of a file
+def _closest(name: str) -> str:
+    found = nearest(name, sorted(known_words()))
+    return found if found.startswith("did") else KNOWN
 
 
 def _fits(kind: str, value: object) -> bool:
@@ -73,7 +102,21 @@ def _fits(kind: str, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == "number":
         return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "list":
+        return _is_list(value)
     return isinstance(value, str) if kind == "word" else True
+
+
+def _is_list(value: object) -> bool:
+    """A list of plain values, one of them alone, or a list as JSON text."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return False
+    return not isinstance(value, dict) and (
+        not isinstance(value, list) or all(isinstance(each, bool | int | float | str) for each in value)
+    )
 
 
 def knob_value(name: str, value: object) -> KnobValue:

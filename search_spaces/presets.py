@@ -1,5 +1,7 @@
 """Known models (`presets/*.yaml`) and GPUs, by name. To add a model: one YAML file with its source in a comment."""
 
+import re
+from functools import cache, lru_cache
 from pathlib import Path
 
 from pydantic import Field, PositiveInt
@@ -43,11 +45,13 @@ GPUS = {
 }
 
 
+@cache
 def model_names() -> tuple[str, ...]:
     """Every model preset, sorted."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
 
+@cache
 def load_model(name: str) -> ModelShape:
     """A preset's facts. Raises InputError with the nearest name, or the known ones."""
     if name not in model_names():
@@ -68,6 +72,22 @@ def load_gpu(name: str) -> GpuShape:
 ARCHITECTURES = ("70", "75", "80", "86", "87", "88", "89", "90", "100", "103", "110", "120", "121")
 
 
+_MAKERS = frozenset({"NVIDIA", "GEFORCE", "TESLA", ""})
+_BUILD = re.compile(r"(SXM\d?|PCIE|NVL\d*|\d+GB.*)?")  # what follows a model: "H100SXM5", "H10080GB"
+
+
+def _listed(name: str) -> GpuShape | None:
+    """The listed GPU that a name means: "NVIDIA RTX PRO 6000 Blackwell", "gb200-nvl72"; "H1000" is none."""
+    words = [word for word in re.split(r"[\s_/-]+", name.upper()) if word not in _MAKERS]
+    leading = ["".join(words[:count]) for count in range(1, 4)]
+    for lead in leading:
+        for key, gpu in GPUS.items():
+            if lead.startswith(key) and _BUILD.fullmatch(lead.removeprefix(key)):
+                return gpu
+    return None
+
+
+@lru_cache(maxsize=1000)
 def gpu_named(text: str) -> GpuShape:
     """A GPU by name ("H100", "NVIDIA H100 80GB HBM3"), or by name and architecture ("X100 sm_90"), listed or not.
 
@@ -78,9 +98,7 @@ def gpu_named(text: str) -> GpuShape:
     if mark and digits not in ARCHITECTURES:
         known = ", ".join(f"sm_{each}" for each in ARCHITECTURES)
         raise InputError([Fault(f"no GPU architecture {text!r}", hint=f"known: {known}")])
-    word = name.upper().replace("NVIDIA", "").replace(" ", "").replace("-", "")
-    by_length = sorted(GPUS.items(), key=lambda item: -len(item[0]))
-    listed = next((gpu for key, gpu in by_length if word.startswith(key)), None)
+    listed = _listed(name)
     if listed is not None and (not mark or listed.gpu_arch.endswith(f"sm_{digits}")):
         return listed
     if not mark:

@@ -2,28 +2,34 @@
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
 from search_spaces.shapes import StackVersions
 from train_worker.outcome import Fingerprint
+from train_worker.packages import usable_packages
+
+APART_LIMIT_S = 300.0
 
 
 def fingerprint(device: Literal["cpu", "cuda"]) -> Fingerprint:
-    """Versions come from installed metadata, nothing heavy is imported for them; on cuda torch is asked for the GPU.
+    """Versions come from installed metadata; optional packages count only where they can be used (`packages`).
 
-    Raises importlib.metadata.PackageNotFoundError where megatron-core or torch is not installed.
+    On cuda torch is asked for the GPU, in this process. Raises importlib.metadata.PackageNotFoundError where
+    megatron-core or torch is not installed.
     """
     nccl, cuda, gpu = _accelerator() if device == "cuda" else (None, None, {})
+    packages = usable_packages()
     stack = StackVersions(
         megatron_core=importlib.metadata.version("megatron-core"),
         torch=importlib.metadata.version("torch"),
-        transformer_engine=_version("transformer-engine"),
         nccl=nccl,
         cuda=cuda,
-        deep_ep=_version("deep-ep"),
-        hybrid_ep=None,
+        **{word: found.version for word, found in packages.items()},
     )
     return Fingerprint(
         stack=stack,
@@ -32,7 +38,27 @@ def fingerprint(device: Literal["cpu", "cuda"]) -> Fingerprint:
         device_name=gpu.get("device_name") or cpu_model_name(),
         driver=gpu.get("driver"),
         compute_capability=gpu.get("compute_capability"),
+        gpu_arch=gpu.get("gpu_arch"),
+        unusable={word: found.why for word, found in packages.items() if found.why},
     )
+
+
+def fingerprint_apart(device: Literal["cpu", "cuda"]) -> Fingerprint:
+    """This machine's, from a process of its own on cuda: a driver that asked itself would keep a context on the GPU.
+
+    Raises RuntimeError with the words of what failed there.
+    """
+    if device == "cpu":
+        return fingerprint(device)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "train_worker.environment", device]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=APART_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as late:
+        raise RuntimeError(f"no answer in {APART_LIMIT_S:.0f} s") from late
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    return Fingerprint.model_validate_json(done.stdout.strip().splitlines()[-1])
 
 
 def require_transformer_engine() -> None:
@@ -42,13 +68,6 @@ def require_transformer_engine() -> None:
     """
     if importlib.util.find_spec("transformer_engine") is None:
         raise ImportError("transformer-engine is not installed on this worker: trials on cuda are built from it")
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def cpu_model_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -68,10 +87,18 @@ def _accelerator() -> tuple[str | None, str | None, dict[str, Any]]:
     nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
     facts = {
         "device_name": properties.name,
+        "gpu_arch": gpu_arch(properties.name, properties.major, properties.minor),
         "driver": driver_version(),
         "compute_capability": f"{properties.major}.{properties.minor}",
     }
     return nccl, torch.version.cuda, facts
+
+
+def gpu_arch(name: str, major: int, minor: int) -> str:
+    """As a sweep file says it: ("NVIDIA H100 80GB HBM3", 9, 0) -> "H100 sm_90"."""
+    words = name.removeprefix("NVIDIA ").split()
+    numbered = next((place for place, word in enumerate(words) if any(letter.isdigit() for letter in word)), 0)
+    return f"{' '.join(words[: numbered + 1]).split('-')[0]} sm_{major}{minor}"
 
 
 def driver_version(version_file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
@@ -80,3 +107,11 @@ def driver_version(version_file: Path = Path("/proc/driver/nvidia/version")) -> 
         return None
     words = version_file.read_text().splitlines()[0].split()
     return next((word for word in words if word[0].isdigit() and "." in word), None)
+
+
+def main() -> None:
+    print(fingerprint("cuda" if sys.argv[1] == "cuda" else "cpu").model_dump_json())
+
+
+if __name__ == "__main__":
+    main()

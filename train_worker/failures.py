@@ -42,6 +42,8 @@ NETWORK = (*PEER_LOST, "address already in use", "eaddrinuse", "no route to host
 # Raised while the objects are built or first used, these say that the stack refuses the configuration: Megatron
 # has checks in its layers (TP without sequence parallelism) that speak in the first forward only.
 REFUSALS = (ValueError, AssertionError, NotImplementedError, ImportError)
+# A layout that does not divide (tensor_parallel/utils.py), a kernel of APEX (tensor_parallel/layers.py:1070).
+REFUSING_WORDS = ("is not divisible by", "custom CUDA extension")
 DETAIL_CHARACTERS = 4000
 
 
@@ -57,7 +59,7 @@ def classify(error: BaseException, phase: str, step: int = -1) -> Outcome:
     if where:
         return OutOfMemory(where=where, phase=phase, detail=detail)
     refusing = phase == "build" or (phase == "warmup" and step <= 0)
-    if refusing and (isinstance(error, REFUSALS) or "is not divisible by" in str(error)):
+    if refusing and (isinstance(error, REFUSALS) or any(text in str(error) for text in REFUSING_WORDS)):
         return Rejected(rule="stack-refuses", reason=f"{type(error).__name__}: {error}"[:DETAIL_CHARACTERS])
     network = any(text in _words(error) for text in NETWORK) and phase == "process_group"
     return Crashed(phase=phase, detail=detail, infrastructure=network)

@@ -17,6 +17,9 @@ class TrialJob(Noun):
     cluster: ClusterShape
     training: TrainingShape
     seed: int
+    environment_knobs: tuple[str, ...] = Field(
+        (), description="variables that the sweep's space searches over: a rank has them only as its candidate says"
+    )
     time_limit_s: PositiveFloat = Field(description="from fork to report, all phases; then the rank is killed: Hung")
 
     @property

@@ -11,6 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from train_worker.outcome import MemoryPeaks
+
 
 class StepClock:
     """Wall time of one step on this rank, seconds. On cuda the device is drained before both readings."""
@@ -130,6 +132,24 @@ class PeakMemory:
         with LiveBytes(self.held()) as live:
             yield
         self._cpu_peak = live.peak_bytes
+
+    def peaks(self) -> MemoryPeaks | None:
+        """What the allocator and the device say, the largest over the ranks; None on a CPU. Collective on cuda."""
+        if self.device.type != "cuda":
+            return None
+        free, total = torch.cuda.mem_get_info(self.device)
+        mine = [
+            torch.cuda.max_memory_allocated(self.device),
+            torch.cuda.max_memory_reserved(self.device),
+            total - free,
+            torch.cuda.memory_allocated(self.device),
+        ]
+        found = torch.tensor(mine, dtype=torch.int64, device=self.device)
+        torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX)
+        allocated, reserved, used, static = (int(each) for each in found)
+        return MemoryPeaks(
+            allocated_bytes=allocated, reserved_bytes=reserved, device_used_bytes=used, static_bytes=static
+        )
 
     def largest(self) -> int:
         """The largest peak over the ranks, bytes. Collective."""

@@ -20,13 +20,17 @@ class Fingerprint(Noun):
     device_name: str = Field(description="GPU name, or the CPU's model name")
     driver: str | None = None
     compute_capability: str | None = None
+    gpu_arch: str | None = Field(None, description='as a sweep file says it: "H200 sm_90"')
+    unusable: dict[str, str] = Field(
+        default_factory=dict, description="packages that are installed and cannot be used, with the reason"
+    )
 
     @property
     def digest(self) -> str:
         """12 hex digits: equal for equal stacks and hardware."""
         import hashlib
 
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+        return hashlib.sha256(self.model_dump_json(exclude={"unusable"}).encode()).hexdigest()[:12]
 
 
 class StepSample(Noun):
@@ -57,6 +61,16 @@ class PhaseTimes(Noun):
         return self.launch_s + self.import_s + self.process_group_s + self.build_s + self.report_s
 
 
+class MemoryPeaks(Noun):
+    """Peaks on a GPU, bytes, each the largest over the ranks: what torch handed out, what it holds, what the device has
+    in use (the CUDA context, NCCL and other libraries included)."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    device_used_bytes: int
+    static_bytes: int = Field(description="allocated between steps: weights, gradients, optimizer state")
+
+
 class Measured(Noun):
     """The trial ran. `warmup` steps are kept for the guard (their losses) and are never timed into a score."""
 
@@ -64,6 +78,7 @@ class Measured(Noun):
     steps: tuple[StepSample, ...]
     warmup: tuple[StepSample, ...] = ()
     peak_memory_bytes: int = Field(description="largest over the ranks; on cpu the peak of live tensor bytes")
+    memory: MemoryPeaks | None = Field(None, description="on cuda only")
     parameter_count: int = Field(description="of the whole model, each parameter once")
     effective: dict[str, KnobValue] = Field(description="read back from the objects that were built")
     fingerprint: Fingerprint

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from search_spaces.shapes import Noun
 from train_worker.job import RankPlace, TrialJob
+from train_worker.packages import Probe, usable_packages
 from train_worker.rank import apply_environment, run_rank
 
 PR_SET_PDEATHSIG = 1
@@ -45,9 +46,11 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver; it decides
     device = sys.argv[1]
+    probe = Probe()  # in a process of its own, beside the imports here; ranks inherit the answer
     from train_worker.megatron.preload import preload
 
     preload("cuda" if device == "cuda" else "cpu")  # refuses to leave a process that is not fit to be forked
+    usable_packages(probe)
     _say(ready=os.getpid())
     _serve()
 

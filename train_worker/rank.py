@@ -132,4 +132,8 @@ def rank_environment(job: TrialJob, place: RankPlace) -> dict[str, str]:
 
 
 def apply_environment(job: TrialJob, place: RankPlace) -> None:
+    """Into this process. What it inherited of the variables that the sweep searches over goes first: else every trial,
+    the default too, would run with it. Other variables stay as the worker's user set them."""
+    for name in job.environment_knobs:
+        os.environ.pop(name, None)
     os.environ.update(rank_environment(job, place))

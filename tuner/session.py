@@ -161,6 +161,7 @@ class SweepSession:
             cluster=spec.cluster,
             training=spec.training,
             seed=spec.seed,
+            environment_knobs=tuple(knob.name for knob in self.sweep.space.knobs if knob.is_env),
             time_limit_s=spec.budget.trial_time_limit_s,
         )
 

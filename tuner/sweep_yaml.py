@@ -59,8 +59,9 @@ def read_text(path: Path) -> str:
         raise InputError([Fault("not UTF-8 text", str(path), line)], "name a sweep file") from error
 
 
-def parse(text: str, file: str) -> PlacedData:
-    """The data of one YAML document. Raises InputError where it is no YAML; lesser faults are in `faults`."""
+def parse(text: str, file: str, most: int = MAX_VALUES) -> PlacedData:
+    """The data of one YAML document of at most `most` values. Raises InputError where it is no YAML; lesser faults are
+    in `faults`."""
     try:
         node = YAML(typ="safe", pure=True).compose(io.StringIO(text))
     except MarkedYAMLError as error:
@@ -72,11 +73,11 @@ def parse(text: str, file: str) -> PlacedData:
         line = text[: getattr(error, "position", 0)].count("\n") + 1
         raise InputError([Fault("not YAML: a forbidden character", file, line)], "name a sweep file") from error
     except RecursionError as error:
-        raise InputError([Fault("not a sweep file: nested too deeply", file)], "name a sweep file") from error
+        raise InputError([Fault("nested too deeply", file)], "name a sweep file") from error
     placed = PlacedData(file)
     if node is None:
         raise InputError([Fault("the file is empty", file)], "write one with `moetune init`")
-    builder = _Builder(placed)
+    builder = _Builder(placed, most)
     placed.data = builder.build(node, ())
     return placed
 
@@ -84,8 +85,8 @@ def parse(text: str, file: str) -> PlacedData:
 class _Builder:
     """Turns composed nodes into plain data, noting places and faults."""
 
-    def __init__(self, placed: PlacedData) -> None:
-        self._placed, self._left, self._open = placed, MAX_VALUES, set[int]()
+    def __init__(self, placed: PlacedData, most: int) -> None:
+        self._placed, self._most, self._left, self._open = placed, most, most, set[int]()
 
     def _fault(self, node: Node, message: str, hint: str = "") -> None:
         fault = Fault(message, self._placed.file, *_place(node), hint=hint)
@@ -95,7 +96,7 @@ class _Builder:
     def build(self, node: Node, path: tuple[str | int, ...]) -> Json:
         self._left -= 1
         if self._left < 0:
-            raise InputError([Fault(f"more than {MAX_VALUES} values", self._placed.file)], "use fewer aliases (*name)")
+            raise InputError([Fault(f"more than {self._most} values", self._placed.file)], "use fewer aliases (*name)")
         if id(node) in self._open:
             self._fault(node, "an alias that contains itself")
             return None

@@ -1,5 +1,6 @@
 """Rules of the token dispatcher and of the library behind `flex`; see also `hybridep` and `ncclep`."""
 
+from search_spaces.bridge_paths import APPLY
 from search_spaces.rules import hybridep, ncclep
 from search_spaces.rules.hybridep import BACKEND, BACKEND_KNOBS, DEEPEP, DISPATCHER, EP, ETP, TP, backend, group
 from search_spaces.rules.rule import Case, Launcher, Rule
@@ -113,6 +114,8 @@ def _gpu_lacks(case: Case, used: str) -> bool:
 
 
 def _gpu(case: Case) -> str | None:
+    if case.text(APPLY) and "megatron-bridge" in case.launchers:
+        return None  # it has turned to alltoall before anything is validated: DSP-19
     wrong = _gpu_lacks(case, backend(case))
     return f"{backend(case)} does not support {case.cluster.gpu_arch}" if wrong else None
 
@@ -201,7 +204,7 @@ RULES = (
     *ncclep.RULES,
     *hybridep.RULES,
     Rule(
-        "DSP-20", BACKEND_KNOBS, _gpu, "Bridge 0.6.2 training/flex_dispatcher_backend.py:106",
+        "DSP-20", BACKEND_KNOBS | {APPLY}, _gpu, "Bridge 0.6.2 training/flex_dispatcher_backend.py:106",
         "use another backend or alltoall",
     ),
     Rule(

@@ -110,7 +110,7 @@ def _gated_fuser(case: Case) -> bool:
 
 def _kernel_off(case: Case) -> str | None:
     said = case.env.get(CUTEDSL)
-    wrong = _gated_fuser(case) and said is not None and not (said.isdigit() and int(said))
+    wrong = _gated_fuser(case) and said is not None and not (said.isdecimal() and int(said))
     return f"{FUSER} for gated experts with {CUTEDSL} {said}" if wrong else None
 
 

@@ -4,6 +4,8 @@ An NVLink domain is the set of GPUs that reach each other over NVLink: the GPUs 
 GB200 or GB300. The group is the ETP x EP ranks that exchange tokens; its ranks are neighbours in rank order.
 """
 
+import re
+
 from search_spaces.rules.rule import Case, Rule
 
 DISPATCHER, BACKEND, DEEPEP = "moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep"
@@ -15,6 +17,8 @@ DOMAIN = "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"
 CHUNKS = tuple(f"NUM_OF_TOKENS_PER_CHUNK_{api}_API" for api in ("DISPATCH", "COMBINE", "PREPROCESSING"))
 BACKEND_KNOBS = frozenset({DISPATCHER, BACKEND, DEEPEP})
 GROUP = BACKEND_KNOBS | {TP, EP, ETP}
+TOKENS = "tokens_per_rank"  # in an explicit case: what the ranks of a group send, where that is known
+UNEQUAL = ("unequal", "uneven", "different", "variable")
 LARGEST_DOMAIN = 72
 QUEUE = 65535  # depth of one InfiniBand queue; a dispatched token takes 3 entries, and 1 is kept
 DEFAULT_CHUNK = 64
@@ -41,7 +45,7 @@ def _detected(case: Case) -> int | None:
 
 def _said(case: Case) -> int | None:
     said = case.env.get(DOMAIN, "")
-    return int(said) if said.isdigit() and int(said) else None
+    return int(said) if said.isdecimal() and int(said) else None
 
 
 def _limits(case: Case) -> str | None:
@@ -58,7 +62,7 @@ def _domain_limits(case: Case) -> str | None:
         return f"an NVLink domain of {domain} ranks; HybridEP is built for {LARGEST_DOMAIN}"
     if ranks % domain:
         return f"{ranks} expert ranks are not divisible by the {domain} ranks of an NVLink domain"
-    chunks = [int(size) for name in CHUNKS if (size := case.env.get(name, "")).isdigit()]
+    chunks = [int(size) for name in CHUNKS if (size := case.env.get(name, "")).isdecimal()]
     if any(chunk * domain % 4 for chunk in chunks):
         return f"a chunk of {min(chunks)} tokens x {domain} ranks of a domain is not divisible by 4"
     return _experts_limit(case, domain)
@@ -76,18 +80,30 @@ def _hidden_limit(case: Case) -> str | None:
     return f"HybridEP needs a width divisible by 16, not {width}" if width % 16 else None
 
 
+def _said_tokens(case: Case) -> tuple[int, ...]:
+    """Token counts of the ranks where a case says them: one for all, or a list; () otherwise."""
+    return tuple(int(count) for count in re.findall(r"\d+", case.text(TOKENS)))
+
+
 def _uneven_tokens(case: Case) -> str | None:
+    counts, word = set(_said_tokens(case)), case.text(TOKENS).strip().lower()
+    if len(counts) > 1 or word in UNEQUAL:
+        return f"{TOKENS} differ, and HybridEP waits for ever"
     wrong = case.on(VARIABLE) and not case.on(PAD_UNEVEN)
     return f"{VARIABLE} gives ranks unequal token counts, and HybridEP waits for ever" if wrong else None
+
+
+def _tokens(case: Case) -> int:
+    layout = case.layout
+    whole = case.training.sequence_length * case.integer(MBS, 1) // layout.context
+    return whole // layout.tensor if layout.sequence_parallel else whole
 
 
 def _queue_limit(case: Case) -> str | None:
     domain = _said(case) or _detected(case)
     if domain is None or group(case) <= domain:
         return None
-    layout = case.layout
-    tokens = case.training.sequence_length * case.integer(MBS, 1) // layout.context
-    tokens //= layout.tensor if layout.sequence_parallel else 1
+    tokens = max(_said_tokens(case), default=0) or _tokens(case)
     wrong = 3 * tokens + 1 > QUEUE
     return (
         f"{tokens} tokens a rank between NVLink domains; HybridEP's queues hold {(QUEUE - 1) // 3}" if wrong else None
@@ -111,7 +127,8 @@ def _other_domain(case: Case) -> str | None:
 def _unequal_chunks(case: Case) -> str | None:
     if backend(case) != "hybridep" or not case.on(FUSED_PERMUTE):
         return None
-    sizes = [int(case.env.get(name) or DEFAULT_CHUNK) for name in CHUNKS]
+    said = [case.env.get(name, "") for name in CHUNKS]
+    sizes = [int(size) if size.isdecimal() else DEFAULT_CHUNK for size in said]
     return (
         f"{FUSED_PERMUTE} with chunks of {' and '.join(map(str, sorted(set(sizes))))} tokens"
         if len(set(sizes)) > 1
@@ -121,7 +138,7 @@ def _unequal_chunks(case: Case) -> str | None:
 
 RULES = (
     Rule(
-        "DSP-18", GROUP | {SP, CP, MBS, LATENT, VARIABLE, PAD_UNEVEN, DOMAIN, *CHUNKS}, _limits,
+        "DSP-18", GROUP | {SP, CP, MBS, LATENT, VARIABLE, PAD_UNEVEN, TOKENS, DOMAIN, *CHUNKS}, _limits,
         "DeepEP hybrid-ep csrc/hybrid_ep/config.cuh, hybrid_ep_buffer.py; Megatron-LM#3999, DeepEP#604",
         "use another backend or change the sizes", level="first step",
     ),

@@ -37,7 +37,8 @@ def _static_quantized(case: Case) -> str | None:
     capability = case.compute_capability
     if capability is not None and capability[0] < 10:
         return f"{STATIC} with FP8 or FP4 on {case.cluster.gpu_arch}, which is before Blackwell"
-    wrong = int(case.env.get(CUTEDSL) or 0) <= 0
+    said = case.env.get(CUTEDSL, "")
+    wrong = not said.isdecimal() or int(said) == 0
     return f"{STATIC} with FP8 or FP4 without {CUTEDSL}=1" if wrong else None
 
 

@@ -33,7 +33,7 @@ def has_dense_layers(case: Case) -> bool:
     frequency = case.knobs.get(FREQUENCY)
     if frequency is None:
         return case.model.first_dense_layers > 0
-    if isinstance(frequency, str) and not frequency.isdigit():  # "[0, 1, 1]", or Megatron-LM's "([0]*3+[1]*58)"
+    if isinstance(frequency, str) and not frequency.isdecimal():  # "[0, 1, 1]", or Megatron-LM's "([0]*3+[1]*58)"
         return re.search(r"\[[^]]*\b0\b", frequency) is not None
     return float(frequency) > 1
 

@@ -1,22 +1,151 @@
 """What the stack can do and this project's worker does not do yet. A rule goes when `train_worker` has learnt it.
 
-Kept apart from the rules of the stack, so that a configuration can also be judged for another launcher.
+Kept apart from the rules of the stack, so that a configuration can also be judged for another launcher. The worker asks
+them again before it builds anything (`train_worker.megatron.trial`): a job need not come from a screened space.
 """
 
 from search_spaces.rules.rule import Case, Rule
 
-IMPL = "cuda_graph_impl"
+IMPL, TP_OVERLAP, ALONE = "cuda_graph_impl", "tp_comm_overlap", "moe_single_grouped_weight"
+RANK_FACTOR, STASH = "moe_expert_rank_capacity_factor", "moe_paged_stash"
+CUTEDSL, AFFINITY = "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "cpu_affinity"
+ACCUMULATE, LOSS, LOSS_IMPL = "gradient_accumulation_fusion", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl"
+DOWN, DISPATCH_BACKWARD = "mla_down_proj_fusion", "overlap_dispatch_backward_with_experts_wgrad"
+ROPE, SHARED_OVERLAP, DISPATCHER = "apply_rope_fusion", "moe_shared_expert_overlap", "moe_token_dispatcher_type"
+CAPACITY, PADDED = "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"
+TP, ETP = "tensor_model_parallel_size", "expert_tensor_parallel_size"
+EP = "expert_model_parallel_size"
+GPU_VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _graphs(case: Case) -> str | None:
-    wrong = not case.on_cpu and case.text(IMPL, "none") != "none"
-    return "this worker does not capture CUDA graphs yet: the trial would run without them" if wrong else None
+    """Its capture follows at least one eager step and leaves one warm-up step to replay in."""
+    impl = case.text(IMPL, "none")
+    if impl not in ("none", "transformer_engine"):
+        return f"this worker does not capture CUDA graphs by {impl} yet: the trial would run without them"
+    early = impl == "transformer_engine" and case.training.warmup_steps < 2
+    return "CUDA graphs with one warm-up step leave none to replay in before measuring" if early else None
+
+
+def _user_buffers(case: Case) -> str | None:
+    return "this worker does not set up Transformer Engine's user buffers yet" if case.on(TP_OVERLAP) else None
+
+
+def _no_second_try(case: Case) -> str | None:
+    """Megatron-LM runs a step again, dropless, where a rank got more tokens than its buffer holds."""
+    asked = [name for name in (RANK_FACTOR, STASH) if case.knobs.get(name)]
+    return f"{asked[0]}: this worker does not repeat steps whose tokens overflow: they are dropped" if asked else None
+
+
+def _experts_in_one_tensor(case: Case) -> str | None:
+    wrong = case.on(ALONE) and case.training.layout_independent_init
+    return (
+        "this worker draws expert weights one by one: each EP rank would start with the same experts" if wrong else None
+    )
+
+
+def _read_before_the_fork(case: Case) -> str | None:
+    wrong = case.env.get(CUTEDSL, "0") != "0"
+    return (
+        f"Transformer Engine reads {CUTEDSL} when it is imported, before a trial's process is forked" if wrong else None
+    )
+
+
+def _cores_of_another_trial(case: Case) -> str | None:
+    several = case.cluster.workers_per_trial < min(case.cluster.workers_per_node, case.cluster.workers)
+    wrong = case.text(AFFINITY) == "exclusive" and several
+    return "several trials run on a node at once, and a rank knows only the ranks of its own" if wrong else None
+
+
+def _alone_anyway(case: Case) -> str | None:
+    wrong = case.text(AFFINITY) == "exclusive" and min(case.cluster.workers_per_node, case.world) == 1
+    return "the only rank of a node has all its cores anyway" if wrong else None
+
+
+def _kernels_of_a_gpu(case: Case) -> str | None:
+    asked = [name for name in (ACCUMULATE, DOWN, DISPATCH_BACKWARD) if case.on(name)]
+    if case.on(LOSS) and case.text(LOSS_IMPL, "native") == "te":
+        asked.append(f"{LOSS_IMPL} te")
+    return f"{asked[0]} is of layers and kernels that a CPU worker has not" if case.on_cpu and asked else None
+
+
+def _variables_of_a_gpu(case: Case) -> str | None:
+    asked = [name for name in GPU_VARIABLES if name in case.env]
+    return f"{asked[0]} changes nothing on a CPU" if case.on_cpu and asked else None
+
+
+def _no_latent_queries(case: Case) -> str | None:
+    if not case.on(DOWN):
+        return None
+    wrong = not case.model.multi_latent_attention or case.model.q_lora_rank is None
+    return f"{DOWN} without latent attention that compresses its queries has nothing to fuse" if wrong else None
+
+
+def _rotary(case: Case) -> str | None:
+    wrong = case.on(ROPE) and case.model.multi_latent_attention and case.text("rope_type", "rope") != "yarn"
+    return f"this worker gives latent attention plain rotary positions; {ROPE} is for YaRN there" if wrong else None
+
+
+def _no_shared_experts(case: Case) -> str | None:
+    wrong = case.on(SHARED_OVERLAP) and case.model.moe_shared_expert_intermediate_size is None
+    return f"{SHARED_OVERLAP} in a model without shared experts changes nothing" if wrong else None
+
+
+def _unequal_gather(case: Case) -> str | None:
+    """Ranks that share an expert exchange what each was sent, which is equal where all tokens stay and none is lost."""
+    if not case.on_cpu or case.layout.expert_tensor == 1 or case.text(DISPATCHER, "allgather") != "alltoall":
+        return None
+    drops = case.knobs.get(CAPACITY) is not None and not case.on(PADDED)
+    wrong = case.layout.expert > 1 or drops
+    return "alltoall with split experts gathers unequal numbers of tokens, which gloo cannot" if wrong else None
 
 
 RULES = (
     Rule(
         "RUN-02", frozenset({IMPL}), _graphs,
-        "train_worker/megatron has no TECudaGraphHelper; one H200: 1.86 s a step with, 1.76 s without, noise 0.3 s",
-        f"set {IMPL} to none",
+        "train_worker/megatron/graphs.py",
+        f"set {IMPL} to transformer_engine or none, and training.warmup_steps to 2 or more",
+    ),
+    Rule(
+        "RUN-04", frozenset({TP_OVERLAP}), _user_buffers, "MLM training/initialize.py:187, initialize_ub",
+        f"set {TP_OVERLAP} to false",
+    ),
+    Rule(
+        "RUN-05", frozenset({RANK_FACTOR, STASH}), _no_second_try, "TRAP-11; MLM training/training.py:3626",
+        f"leave {RANK_FACTOR} and {STASH} out",
+    ),
+    Rule(
+        "RUN-06", frozenset({ALONE}), _experts_in_one_tensor, "train_worker/megatron/init.py",
+        f"set {ALONE} to false, or training.layout_independent_init",
+    ),
+    Rule(
+        "RUN-07", frozenset({CUTEDSL}), _read_before_the_fork,
+        "TE pytorch/ops/fused/forward_grouped_mlp.py, its last lines: the fusion is registered at import",
+        "leave it out",
+    ),
+    Rule(
+        "RUN-08", frozenset({AFFINITY}), _cores_of_another_trial, "train_worker/host.py",
+        f"leave {AFFINITY} out, or give a trial all workers of a node",
+    ),
+    Rule("RUN-09", frozenset({AFFINITY}), _alone_anyway, "train_worker/host.py", f"leave {AFFINITY} out"),
+    Rule(
+        "RUN-10", frozenset({ACCUMULATE, DOWN, DISPATCH_BACKWARD, LOSS, LOSS_IMPL}), _kernels_of_a_gpu,
+        "train_worker/cpu.py: Megatron's local layers", "leave it out on a CPU",
+    ),
+    Rule("RUN-11", frozenset(GPU_VARIABLES), _variables_of_a_gpu, "train_worker/cpu.py", "leave it out on a CPU"),
+    Rule(
+        "RUN-12", frozenset({DOWN}), _no_latent_queries, "core/transformer/multi_latent_attention.py:1259",
+        f"set {DOWN} to false", level="build",
+    ),
+    Rule(
+        "RUN-13", frozenset({ROPE, "rope_type"}), _rotary, "train_worker/megatron/config.py", f"set {ROPE} to false"
+    ),
+    Rule(
+        "RUN-14", frozenset({SHARED_OVERLAP}), _no_shared_experts,
+        "read back from the real MoELayer (core/transformer/moe/moe_layer.py:189)", "leave it out",
+    ),
+    Rule(
+        "RUN-15", frozenset({TP, ETP, EP, DISPATCHER, CAPACITY, PADDED}), _unequal_gather,
+        "train_worker/cpu.py: ProcessGroupGloo::allgather, invalid tensor size", "use allgather, or pad to capacity",
     ),
 )  # fmt: skip

@@ -18,7 +18,9 @@ DETACHED = "setsid sh -c 'echo $$$$ >left.pid; exec sleep 300' >/dev/null 2>&1 <
 def ci(folder: Path, check: str, test: str) -> subprocess.CompletedProcess[str]:
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", folder / ".ci/run")
-    (folder / "Makefile").write_text(f"check:\n\t@{check}\nbridge:\n\t@true\ntest:\n\t@{test}\n\t@echo '{CLOSING_LINE}'\n")
+    (folder / "Makefile").write_text(
+        f"check:\n\t@{check}\nbridge:\n\t@true\ntest:\n\t@{test}\n\t@echo '{CLOSING_LINE}'\n"
+    )
     # Under `make test` the variables of that make would reach the make in here and change what it prints.
     env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     command = ["bash", ".ci/run"]

@@ -97,8 +97,14 @@ def test_a_report_of_no_run_and_of_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_changed_sweep_is_not_resumed(tmp_path: Path) -> None:
-    """The first run ends before Ray starts (a bad address), which leaves a journal to resume."""
+    """The first run ends before Ray starts (a bad address), which leaves a journal to resume: its file names a stack.
+
+    Without one the workers are asked for it first, and a run that cannot reach them leaves nothing behind.
+    """
     sweep = write_sweep(tmp_path, 3)
+    refused("run", sweep, "--address", "nonsense", code=4)
+    assert not (tmp_path / "runs").exists()
+    sweep.write_text(sweep.read_text() + 'stack: {megatron_core: "0.19.2", torch: "2.11.0"}\n')
     refused("run", sweep, "--address", "nonsense", code=4)
     sweep.write_text(sweep.read_text().replace("seed: 3", "seed: 4"))
     assert "changed" in refused("run", sweep, "--resume", "--address", "nonsense", code=2)

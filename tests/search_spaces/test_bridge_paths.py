@@ -46,6 +46,11 @@ def test_plain_knobs_are_left_alone() -> None:
             {"fp8": "e4m3", "fp8_recipe": "mxfp8"},  # an override tells which recipe it is of
         ),
         ({"mixed_precision.fp8_param_gather": True}, {"fp8_param": True, "fp8_param_gather": True}),
+        (  # every object of Bridge's has this recipe: beside another format it asks for no fp8
+            {"mixed_precision.fp4": "e2m1", "mixed_precision.fp8_recipe": "tensorwise"},
+            {"fp4": "e2m1", "fp8_recipe": "tensorwise"},
+        ),
+        ({"mixed_precision.fp8_recipe": "tensorwise"}, {"fp8_recipe": "tensorwise"}),
         ({"mixed_precision": "bf16-mixed"}, {"bf16": True, "grad_reduce_in_fp32": True}),
         (
             {"mixed_precision": "bf16_with_nvfp4_mixed", "mixed_precision.grad_reduce_in_fp32": False},

@@ -3,7 +3,7 @@
 import pytest
 
 from search_spaces.errors import InputError
-from search_spaces.presets import GPUS, load_gpu, load_model, model_names
+from search_spaces.presets import GPUS, gpu_named, load_gpu, load_model, model_names
 from search_spaces.rules import compute_capability
 from search_spaces.shapes import ModelShape
 
@@ -80,3 +80,28 @@ def test_gpus_have_a_capability_and_a_name() -> None:
         assert load_gpu(name.lower()) is gpu
     with pytest.raises(InputError, match="did you mean H"):
         load_gpu("h2000")
+
+
+@pytest.mark.parametrize(
+    ("text", "arch"),
+    [
+        ("h100", "H100 sm_90"),
+        ("NVIDIA H100 80GB HBM3", "H100 sm_90"),
+        ("H100-SXM5-80GB", "H100 sm_90"),
+        ("H100 sm_90a", "H100 sm_90"),
+        ("NVIDIA GH200 480GB", "GH200 sm_90"),
+        ("NVIDIA GB200 NVL72", "GB200 sm_100"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTXPRO6000 sm_120"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090 sm_89"),
+        ("VR200 sm_100", "VR200 sm_100"),  # not listed: its architecture says enough
+        *((gpu.gpu_arch, gpu.gpu_arch) for gpu in GPUS.values()),
+    ],
+)
+def test_a_gpu_by_the_words_of_people(text: str, arch: str) -> None:
+    assert gpu_named(text).gpu_arch == arch
+
+
+@pytest.mark.parametrize("text", ["H1000", "B2000", "A1000", "L40", "", "H100 sm_95", "sm_"])
+def test_a_gpu_that_only_looks_like_a_known_one(text: str) -> None:
+    with pytest.raises(InputError, match=r"no GPU .*known: "):
+        gpu_named(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from train_worker.environment import cpu_model_name, driver_version, fingerprint
+from train_worker.environment import cpu_model_name, driver_version, fingerprint, fingerprint_apart, gpu_arch
 
 
 def test_cpu_fingerprint_has_the_installed_versions() -> None:
@@ -50,3 +50,23 @@ def test_driver_version(tmp_path: Path) -> None:
     )
     (tmp_path / "version").write_text(line)
     assert driver_version(tmp_path / "version") == "580.82.07"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (("NVIDIA H200", 9, 0), "H200 sm_90"),
+        (("NVIDIA H100 80GB HBM3", 9, 0), "H100 sm_90"),
+        (("NVIDIA A100-SXM4-80GB", 8, 0), "A100 sm_80"),
+        (("NVIDIA GB200", 10, 0), "GB200 sm_100"),
+        (("NVIDIA RTX PRO 6000 Blackwell Server Edition", 12, 0), "RTX PRO 6000 sm_120"),
+    ],
+)
+def test_gpu_arch_is_written_as_in_a_sweep_file(name: tuple[str, int, int], words: str) -> None:
+    assert gpu_arch(*name) == words
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")
+def test_a_gpu_is_asked_in_a_process_of_its_own_and_its_absence_is_told() -> None:
+    with pytest.raises(RuntimeError, match=r"(?i)nvidia|cuda"):
+        fingerprint_apart("cuda")

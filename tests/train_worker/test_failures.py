@@ -172,6 +172,7 @@ def test_memory_comes_before_the_peer_that_it_cost() -> None:
         (NotImplementedError("x"), "build", -1),
         (ImportError("no transformer_engine"), "build", -1),
         (RuntimeError("24 is not divisible by 5"), "warmup", 0),
+        (RuntimeError("the custom CUDA extension fused_weight_gradient_mlp_cuda module is not found"), "build", -1),
     ],
 )
 def test_what_the_stack_refuses_is_rejected_with_its_words(error: Exception, phase: str, step: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from train_worker.megatron.precision import fp8_recipes, recipe_name
+from train_worker.megatron.precision import fp4_recipes, fp8_recipes, recipe_name
 
 
 class Format(Enum):
@@ -56,3 +56,5 @@ def test_only_modules_with_weights_that_ran_in_fp8_count() -> None:
     ]
     assert fp8_recipes(modules) == [("hybrid", "blockwise"), ("e4m3", "delayed")]
     assert fp8_recipes(modules[:5]) == []
+    assert fp4_recipes(modules) == [("e2m1", "nvfp4")]
+    assert fp4_recipes([*modules[:4], *modules[5:]]) == []

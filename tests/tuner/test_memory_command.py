@@ -117,8 +117,8 @@ def test_nonsense_knobs_too(
 
 def test_one_configuration_that_is_no_mapping(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, found, err = asked(capfd, tmp_path, GOOD, 3)
-    assert (code, found[1]["error"]) == (2, "a configuration must be a mapping")
-    assert "configuration 2 is no mapping" in err
+    assert (code, found[1]["error"]) == (2, "a configuration must be a mapping, not 3")
+    assert "cases.json:1: 2: a configuration must be a mapping" in err
 
 
 def test_a_dense_model_and_fp8_and_a_file_in_yaml(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ default.
 """
 
 import difflib
+import json
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,13 +17,17 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from search_spaces.candidate import Candidate, KnobValue, modules
 from search_spaces.memory.shape import padded_vocabulary
+from search_spaces.rules.pipeline import layout_stages
 from search_spaces.shapes import ModelShape, TrainingShape
+from train_worker.host import HOST_KNOBS
 from train_worker.job import TrialJob
 
-OWN_KNOBS = frozenset({"micro_batch_size"})
+OWN_KNOBS = HOST_KNOBS | {"micro_batch_size"}
+LAYOUT, VIRTUAL = "pipeline_model_parallel_layout", "virtual_pipeline_model_parallel_size"
 LIST_KNOBS = frozenset({"recompute_modules", "cuda_graph_modules", "offload_modules"})
 NONE_MEANS_OFF = frozenset({"recompute_granularity", "recompute_method", "fp8", "fp4", "moe_router_dtype"})
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+OWNERS: tuple[type, ...] = (MLATransformerConfig, DistributedDataParallelConfig, OptimizerConfig)
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,12 @@ def configs_of(job: TrialJob) -> MegatronConfigs:
     knobs = {name: megatron_value(name, value) for name, value in candidate.knobs.items() if not unset(name, value)}
     fixed = _model_fields(job.model) | _training_fields(training) | _derived_fields(candidate)
     transformer = _transformer_class(job.model)(**(fixed | _of(knobs, TransformerConfig)))
-    ddp_fields = {"grad_reduce_in_fp32": training.params_dtype == "bf16"}  # as Megatron-LM with --bf16
+    ddp_fields = {
+        "grad_reduce_in_fp32": training.params_dtype == "bf16",  # as Megatron-LM with --bf16
+        # Megatron-LM has one option for both objects: arguments.py, --fp8-param-gather and --fp4-param-gather.
+        "fp8_param_gather": bool(candidate.knobs.get("fp8_param")),
+        "fp4_param_gather": bool(candidate.knobs.get("fp4_param")),
+    }
     ddp = DistributedDataParallelConfig(**(ddp_fields | _of(knobs, DistributedDataParallelConfig)))
     optimizer = OptimizerConfig(**(_optimizer_fields(training) | _of(knobs, OptimizerConfig)))
     return MegatronConfigs(
@@ -59,7 +69,7 @@ def refuse_unknown(candidate: Candidate) -> None:
 
     With the nearest name that exists.
     """
-    known = OWN_KNOBS.union(*(field_names(owner) for owner in (TransformerConfig, *_OTHER_OWNERS)))
+    known = OWN_KNOBS.union(*(field_names(owner) for owner in OWNERS))
     for name in candidate.knobs:
         if name in ModelShape.model_fields:
             raise ValueError(f"{name!r} is a fact of the model and cannot be a knob")
@@ -68,17 +78,14 @@ def refuse_unknown(candidate: Candidate) -> None:
             raise ValueError(f"unknown knob {name!r}" + (f"; nearest: {near[0]!r}" if near else ""))
 
 
-_OTHER_OWNERS: tuple[type, ...] = (DistributedDataParallelConfig, OptimizerConfig)
-
-
 def field_names(owner: type) -> frozenset[str]:
     """Names of the dataclass fields of a Megatron config class, inherited ones included."""
     return frozenset(field.name for field in fields(owner))
 
 
 def unset(name: str, value: KnobValue) -> bool:
-    """An empty list-valued knob is as good as absent: Megatron's default."""
-    return name in LIST_KNOBS and not modules(value)
+    """Values as good as absent: an empty list (Megatron's default), one chunk a stage (the schedule without chunks)."""
+    return (name in LIST_KNOBS and not modules(value)) or (name == VIRTUAL and value == 1)
 
 
 def megatron_value(name: str, value: KnobValue) -> Any:
@@ -87,7 +94,18 @@ def megatron_value(name: str, value: KnobValue) -> Any:
         return list(modules(value))
     if name in NONE_MEANS_OFF and value == "none":
         return None
+    if isinstance(value, str) and value.lstrip().startswith("["):  # a list by layer, or a nested layout
+        return json.loads(value)
     return value
+
+
+def virtual_stages(candidate: Candidate) -> int | None:
+    """Chunks a rank holds. Where the knob is absent, a layout of more stages than ranks sets it, as in Megatron."""
+    layout, text = candidate.layout, candidate.knobs.get(LAYOUT)
+    if layout.virtual_pipeline is not None or not text:
+        return None if unset(VIRTUAL, layout.virtual_pipeline) else layout.virtual_pipeline
+    chunks = len(layout_stages(str(text))) // layout.pipeline
+    return chunks if chunks > 1 else None
 
 
 def _of(knobs: dict[str, Any], owner: type) -> dict[str, Any]:

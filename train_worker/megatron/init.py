@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 SEQUENTIAL_EXPERT = re.compile(r"\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 GROUPED_EXPERT = re.compile(r"\.experts\.(linear_fc[12])\.weight(\d+)$")
+FUSED_DOWN = "linear_qkv_down_proj.weight"
 SCALED_DOWN = ("linear_proj.weight", "linear_fc2.weight")  # Megatron's output_layer_init_method
 
 
@@ -65,7 +66,7 @@ def _slice_of(name: str, parameter: torch.nn.Parameter, config: TransformerConfi
     dim = int(getattr(parameter, "partition_dim")) if ranks > 1 else 0  # noqa: B009  Megatron's mark, unknown to mypy
     shape = list(parameter.shape)
     shape[dim] *= ranks
-    full = _draw(name, shape, config, seed, parameter.device)
+    full = _full(name, shape, config, seed, parameter.device)
     # A gated fc1 is [gate; up]: each rank holds its part of both, one after the other (Megatron's partition_stride 2).
     pieces = 2 if config.gated_linear_unit and name.endswith("linear_fc1.weight") else 1
     split = torch.split(full, shape[dim] // (ranks * pieces), dim=dim)
@@ -80,6 +81,16 @@ def _tensor_parallel_place(expert: bool) -> tuple[int, int]:
             parallel_state.get_expert_tensor_parallel_rank(),
         )
     return parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
+
+
+def _full(name: str, shape: list[int], config: TransformerConfig, seed: int, device: torch.device) -> torch.Tensor:
+    """mla_down_proj_fusion puts two matrices into one: each is drawn under the name that it has without."""
+    if not name.endswith(FUSED_DOWN):
+        return _draw(name, shape, config, seed, device)
+    queries = int(getattr(config, "q_lora_rank"))  # noqa: B009  a field of MLATransformerConfig
+    rows = {"linear_q_down_proj.weight": queries, "linear_kv_down_proj.weight": shape[0] - queries}
+    prefix = name.removesuffix(FUSED_DOWN)
+    return torch.cat([_draw(prefix + part, [count, *shape[1:]], config, seed, device) for part, count in rows.items()])
 
 
 def _draw(name: str, shape: list[int], config: TransformerConfig, seed: int, device: torch.device) -> torch.Tensor:

@@ -19,8 +19,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from train_worker.cpu import local_block_spec
 from train_worker.job import TrialJob
-from train_worker.megatron.config import MegatronConfigs
+from train_worker.megatron.config import MegatronConfigs, virtual_stages
 from train_worker.megatron.init import initialise_by_name, is_routed_expert
+from train_worker.megatron.streams import on_side_stream
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,17 @@ class Built:
 
 def build(job: TrialJob, configs: MegatronConfigs) -> Built:
     """Needs `parallel_state` initialised. Weights are Megatron's draw or layout-independent, as the job says."""
-    stages = job.candidate.layout.virtual_pipeline
+    stages = virtual_stages(job.candidate)
     models = [_model(job, configs, stage) for stage in (range(stages) if stages else [None])]
     if job.training.layout_independent_init:
         for model in models:
             initialise_by_name(model, configs.transformer, job.seed)
     inner = [_half_precision(model, configs.transformer) for model in models]
-    chunks = [
-        DistributedDataParallel(configs.transformer, configs.ddp, chunk, disable_bucketing=index > 0)
-        for index, chunk in enumerate(inner)
-    ]
+    with on_side_stream(job.cluster.device):
+        chunks = [
+            DistributedDataParallel(configs.transformer, configs.ddp, chunk, disable_bucketing=index > 0)
+            for index, chunk in enumerate(inner)
+        ]
     _hook_schedule(configs, chunks)
     optimizer = get_megatron_optimizer(configs.optimizer, chunks, use_gloo_process_groups=False)
     return Built(chunks, models, optimizer)

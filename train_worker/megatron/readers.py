@@ -4,15 +4,18 @@ Where no reader exists the built config object is read, which proves only that M
 Issue 5 adds evidence of what ran (kernels, graphs replayed).
 """
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import torch
 from megatron.core import parallel_state
+from megatron.core.fp4_utils import is_nvfp4tensor
+from megatron.core.fp8_utils import is_float8tensor
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer.moe.experts import SequentialMLP, TEGroupedMLP
-from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import (
     MoEAllGatherTokenDispatcher,
     MoEAlltoAllTokenDispatcher,
@@ -21,12 +24,14 @@ from megatron.core.transformer.moe.token_dispatcher import (
     _HybridEPManager,
     _NCCLEPManager,
 )
-from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from search_spaces.candidate import MODULE_SEPARATOR, KnobValue
-from train_worker.megatron.config import field_names
-from train_worker.megatron.model import Built
-from train_worker.megatron.precision import fp8_recipes
+from train_worker.host import HOST_KNOBS
+from train_worker.megatron.config import LAYOUT, OWNERS, field_names
+from train_worker.megatron.parts import offload_modules, recompute_modules
+from train_worker.megatron.precision import fp4_recipes, fp8_recipes
+from train_worker.megatron.seen import Run, all_equal, from_layers, word
 
 DISPATCHERS = {
     MoEAllGatherTokenDispatcher: "allgather",
@@ -35,153 +40,101 @@ DISPATCHERS = {
 }
 BACKENDS = {_DeepepManager: "deepep", _HybridEPManager: "hybridep", _NCCLEPManager: "ncclep"}
 GROUPED = {SequentialMLP: False, TEGroupedMLP: True}
-RECOMPUTE_FLAGS: dict[str, Callable[[TransformerLayer], Any]] = {
-    "core_attn": lambda layer: layer.self_attention.checkpoint_core_attention,
-    "mla_up_proj": lambda layer: layer.self_attention.recompute_up_proj,
-    "layernorm": lambda layer: layer.recompute_input_layernorm or layer.recompute_pre_mlp_layernorm,
-    "mlp": lambda layer: layer.recompute_mlp,
-    "moe": lambda layer: layer.mlp.moe_layer_recompute,
-    "shared_experts": lambda layer: layer.mlp.shared_experts_recompute and layer.mlp.use_shared_expert,
-    "moe_act": lambda layer: layer.mlp.experts.activation_recompute,
-}
 
 
-@dataclass(frozen=True)
-class Run:
-    """What is read: the built objects and the micro-batches seen by the last step."""
-
-    built: Built
-    micro_batch_sizes: tuple[int, ...]
-
-    @property
-    def config(self) -> Any:
-        """The TransformerConfig that the model holds, as Megatron left it."""
-        return self.built.models[0].config
-
-    def layers(self) -> list[TransformerLayer]:
-        inside = (module for model in self.built.models for module in model.modules())
-        return [module for module in inside if isinstance(module, TransformerLayer)]
-
-    def moe_layers(self) -> list[MoELayer]:
-        return [layer.mlp for layer in self.layers() if isinstance(layer.mlp, MoELayer)]
+def readable(name: str) -> bool:
+    """Whether `read` can answer for a knob."""
+    return name in READERS or any(name in field_names(owner) for owner in OWNERS)
 
 
 def read(name: str, run: Run) -> KnobValue:
     """One knob as it is in the built objects of this rank. Raises ValueError where nothing holds it."""
     if name in READERS:
-        return _plain(READERS[name](run))
+        return plain(READERS[name](run))
     for holder in (run.built.chunks[0].ddp_config, run.built.optimizer.config, run.config):
         if name in field_names(type(holder)):
-            return _plain(getattr(holder, name))
+            return plain(getattr(holder, name))
     raise ValueError(f"knob {name!r} is in no built object")
 
 
-def _plain(value: Any) -> KnobValue:
-    """A Megatron value as a knob value: enums by name, lists joined with "+"."""
+def plain(value: Any) -> KnobValue:
+    """A Megatron value as a knob value: enums by name, lists joined with "+", a pipeline layout as nested JSON."""
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, PipelineParallelLayerLayout):
+        ranks = value.layout
+        stages = [ranks[rank][chunk] for chunk in range(len(ranks[0])) for rank in range(len(ranks))]
+        return json.dumps([[kind.name for kind in stage] for stage in stages])
     if isinstance(value, (list, tuple)):
-        return MODULE_SEPARATOR.join(str(_plain(part)) for part in value) or None
+        return MODULE_SEPARATOR.join(str(plain(part)) for part in value) or None
     return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
 
 
-def _all_equal(values: list[Any], what: str) -> Any:
-    """The one value that all layers of this rank share; a mixture is written out, so that it equals no request."""
-    distinct = sorted(set(values), key=str)
-    if not distinct:
-        return None
-    return distinct[0] if len(distinct) == 1 else f"mixed {what}: {', '.join(map(str, distinct))}"
+def _flex_backends(layer: Any) -> list[Any]:
+    """The class that a flex dispatcher sends with; nothing where it is no flex dispatcher."""
+    dispatcher = layer.token_dispatcher
+    return [word(BACKENDS, dispatcher._comm_manager)] if isinstance(dispatcher, MoEFlexTokenDispatcher) else []
 
 
-def _named(table: dict[type, Any], found: Any) -> Any:
-    """The word for the class of `found`; the name of a class that is not in the table, which equals no request."""
-    return table.get(type(found), type(found).__name__)
+def _captured_by(run: Run) -> Any:
+    """Who captured the graphs that the last step replayed; "none" where it replayed none."""
+    return run.config.cuda_graph_impl if run.replayed else "none"
 
 
-def _dispatcher(run: Run) -> Any:
-    """From the classes of the built dispatchers; a stage without MoE layers can only tell what its config says."""
-    layers = run.moe_layers()
-    if not layers:
-        return run.config.moe_token_dispatcher_type
-    return _all_equal([_named(DISPATCHERS, layer.token_dispatcher) for layer in layers], "dispatchers")
-
-
-def _flex_backend(run: Run) -> Any:
-    """From the class that flex dispatchers send with; None where no dispatcher is flex."""
-    layers = run.moe_layers()
-    if not layers:
-        return run.config.moe_flex_dispatcher_backend
-    flex = [layer.token_dispatcher for layer in layers if isinstance(layer.token_dispatcher, MoEFlexTokenDispatcher)]
-    return _all_equal([_named(BACKENDS, dispatcher._comm_manager) for dispatcher in flex], "backends")
-
-
-def _grouped_gemm(run: Run) -> Any:
-    layers = run.moe_layers()
-    if not layers:
-        return run.config.moe_grouped_gemm
-    return _all_equal([_named(GROUPED, layer.experts) for layer in layers], "experts")
-
-
-def _shared_expert_overlap(run: Run) -> Any:
-    layers = run.moe_layers()
-    if not layers:
-        return run.config.moe_shared_expert_overlap
-    return _all_equal([bool(layer.use_shared_expert and layer.shared_expert_overlap) for layer in layers], "layers")
-
-
-def _recompute_modules(run: Run) -> Any:
-    """The asked modules without those that this rank has layers for and that none of them recomputes."""
-    config = run.config
-    asked = config.recompute_modules if config.recompute_granularity == "selective" else []
-    return [name for name in asked if name not in RECOMPUTE_FLAGS or _recomputed(name, run)]
-
-
-def _recomputed(name: str, run: Run) -> bool:
-    """True also where the layers it is about are on other stages; a dense MLP may be nowhere."""
-    layers = run.layers()
-    if name in ("moe", "moe_act", "shared_experts"):
-        layers = [layer for layer in layers if isinstance(layer.mlp, MoELayer)]
-    elif name == "mlp":
-        layers = [layer for layer in layers if not isinstance(layer.mlp, MoELayer)]
-        if not layers:
-            return 0 in run.config.moe_layer_freq
-    return not layers or any(_flag(name, layer) for layer in layers)
-
-
-def _flag(name: str, layer: TransformerLayer) -> bool:
-    try:
-        return bool(RECOMPUTE_FLAGS[name](layer))
-    except AttributeError:  # the class in that place (a dense MLP, SequentialMLP) has no code for it
-        return False
-
-
-def _fp8(run: Run) -> Any:
-    """The FP8 format, None where no GEMM of this rank's layers ran in FP8; a stage without layers: the config's."""
-    layers = run.layers()
-    if not layers:
-        return run.config.fp8
-    found = fp8_recipes(module for layer in layers for module in layer.modules())
-    return _all_equal([each for each, _ in found], "formats")
-
-
-def _fp8_recipe(run: Run) -> Any:
-    layers = run.layers()
-    if not layers:
-        return run.config.fp8_recipe
-    found = fp8_recipes(module for layer in layers for module in layer.modules())
-    return _all_equal([recipe for _, recipe in found], "recipes")
-
-
-def _sharded_optimizer(run: Run) -> Any:
-    """From the classes of the optimizers, one for the dense and one for the expert parameters."""
-    parts = getattr(run.built.optimizer, "chained_optimizers", [run.built.optimizer])
-    return _all_equal([isinstance(part, DistributedOptimizer) for part in parts], "optimizers")
+def _captured(run: Run) -> Any:
+    return run.config.cuda_graph_modules if run.replayed else None
 
 
 def _virtual_pipeline(run: Run) -> Any:
     return len(run.built.chunks) if len(run.built.chunks) > 1 else None
 
 
+def _end_stage(field: str, here: Callable[[], bool]) -> Callable[[Run], Any]:
+    """Layers of the first or last stage, counted where this rank is that stage."""
+
+    def count(run: Run) -> Any:
+        asked = getattr(run.config, field)
+        return len(run.layers()) if asked is not None and here() else asked
+
+    return count
+
+
+def _optimizers(run: Run) -> list[Any]:
+    """One for the dense and one for the expert parameters."""
+    return list(getattr(run.built.optimizer, "chained_optimizers", [run.built.optimizer]))
+
+
+def _host(name: str) -> Callable[[Run], Any]:
+    return lambda run: run.host[name]
+
+
+def _sharded_optimizer(run: Run) -> Any:
+    return all_equal((isinstance(part, DistributedOptimizer) for part in _optimizers(run)), "optimizers")
+
+
+def _optimizer_on_host(run: Run) -> Any:
+    inner = [part.optimizer for part in _optimizers(run) if part.optimizer is not None]
+    return all_equal((isinstance(each, HybridDeviceOptimizer) for each in inner), "optimizers")
+
+
+def _quantized_parameters(layer: torch.nn.Module, four_bits: bool) -> list[bool]:
+    """[True] where some weight of the layer is kept in FP8 (in FP4)."""
+    kept = [parameter for parameter in layer.parameters() if is_float8tensor(parameter) or is_nvfp4tensor(parameter)]
+    return [any(is_nvfp4tensor(parameter) is four_bits for parameter in kept)]
+
+
+def _accumulates(layer: torch.nn.Module) -> list[bool]:
+    """What Transformer Engine's linears were built with (`fuse_wgrad_accumulation`)."""
+    modules = (module for module in layer.modules() if hasattr(module, "fuse_wgrad_accumulation"))
+    return [bool(module.fuse_wgrad_accumulation) for module in modules]
+
+
+def _fusion_of_gradients(run: Run) -> Any:
+    found = [value for layer in run.layers() for value in _accumulates(layer)]
+    return all_equal(found, "linears") if found else run.config.gradient_accumulation_fusion
+
+
+_MOE, _ALL, _QUANTIZED = Run.moe_layers, Run.layers, Run.quantized_layers
 READERS: dict[str, Callable[[Run], Any]] = {
     "tensor_model_parallel_size": lambda _: parallel_state.get_tensor_model_parallel_world_size(),
     "pipeline_model_parallel_size": lambda _: parallel_state.get_pipeline_model_parallel_world_size(),
@@ -189,16 +142,56 @@ READERS: dict[str, Callable[[Run], Any]] = {
     "expert_model_parallel_size": lambda _: parallel_state.get_expert_model_parallel_world_size(),
     "expert_tensor_parallel_size": lambda _: parallel_state.get_expert_tensor_parallel_world_size(),
     "virtual_pipeline_model_parallel_size": _virtual_pipeline,
-    "micro_batch_size": lambda run: _all_equal(list(run.micro_batch_sizes), "micro-batches"),
-    "moe_token_dispatcher_type": _dispatcher,
-    "moe_flex_dispatcher_backend": _flex_backend,
-    "moe_grouped_gemm": _grouped_gemm,
-    "moe_shared_expert_overlap": _shared_expert_overlap,
-    "recompute_modules": _recompute_modules,
-    "fp8": _fp8,
-    "fp8_recipe": _fp8_recipe,
+    "cuda_graph_impl": _captured_by,
+    "cuda_graph_modules": _captured,
+    "num_layers_in_first_pipeline_stage": _end_stage(
+        "num_layers_in_first_pipeline_stage", lambda: parallel_state.get_pipeline_model_parallel_rank() == 0
+    ),
+    "num_layers_in_last_pipeline_stage": _end_stage(
+        "num_layers_in_last_pipeline_stage", lambda: parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    ),
+    LAYOUT: lambda run: run.config.pipeline_model_parallel_layout,
+    "micro_batch_size": lambda run: all_equal(run.micro_batch_sizes, "micro-batches"),
+    "moe_token_dispatcher_type": from_layers(
+        "moe_token_dispatcher_type", "dispatchers", _MOE, lambda layer: [word(DISPATCHERS, layer.token_dispatcher)]
+    ),
+    "moe_flex_dispatcher_backend": from_layers("moe_flex_dispatcher_backend", "backends", _MOE, _flex_backends),
+    "moe_grouped_gemm": from_layers(
+        "moe_grouped_gemm", "experts", _MOE, lambda layer: [word(GROUPED, layer.experts)]
+    ),
+    "use_transformer_engine_op_fuser": from_layers(
+        "use_transformer_engine_op_fuser", "experts", _MOE,
+        lambda layer: [bool(getattr(layer.experts, "_with_fused_impl", False))],
+    ),
+    "moe_single_grouped_weight": from_layers(
+        "moe_single_grouped_weight", "experts", _MOE,
+        lambda layer: [bool(getattr(getattr(layer.experts, "linear_fc1", None), "single_grouped_weight", False))],
+    ),
+    "moe_shared_expert_overlap": from_layers(
+        "moe_shared_expert_overlap", "layers", _MOE,
+        lambda layer: [bool(layer.use_shared_expert and layer.shared_expert_overlap)],
+    ),
+    "mla_down_proj_fusion": from_layers(
+        "mla_down_proj_fusion", "layers", _ALL, lambda layer: [hasattr(layer.self_attention, "linear_qkv_down_proj")]
+    ),
+    "overlap_moe_expert_parallel_comm": lambda run: run.planned,
+    "recompute_modules": recompute_modules,
+    "offload_modules": offload_modules,
+    "fp8": from_layers("fp8", "formats", _QUANTIZED, lambda layer: [form for form, _ in fp8_recipes(layer.modules())]),
+    "fp8_recipe": from_layers(
+        "fp8_recipe", "recipes", _QUANTIZED, lambda layer: [recipe for _, recipe in fp8_recipes(layer.modules())]
+    ),
+    "fp8_param": from_layers("fp8_param", "layers", _QUANTIZED, lambda layer: _quantized_parameters(layer, False)),
+    "fp4": from_layers("fp4", "formats", _QUANTIZED, lambda layer: [form for form, _ in fp4_recipes(layer.modules())]),
+    "fp4_recipe": from_layers(
+        "fp4_recipe", "recipes", _QUANTIZED, lambda layer: [recipe for _, recipe in fp4_recipes(layer.modules())]
+    ),
+    "fp4_param": from_layers("fp4_param", "layers", _QUANTIZED, lambda layer: _quantized_parameters(layer, True)),
+    "gradient_accumulation_fusion": _fusion_of_gradients,
     "use_distributed_optimizer": _sharded_optimizer,
-}
+    "optimizer_cpu_offload": _optimizer_on_host,
+    **{name: _host(name) for name in HOST_KNOBS},
+}  # fmt: skip
 # Read for every trial, whether the candidate names them or not.
 ALWAYS = (
     "tensor_model_parallel_size",

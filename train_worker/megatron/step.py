@@ -17,7 +17,8 @@ from train_worker.megatron.model import Built
 
 @dataclass
 class Trainer:
-    """Runs steps on one rank. `seen` is the (micro-batch size, micro-batches) of the last step, as actually run."""
+    """Runs steps on one rank. `seen` are the sizes of the micro-batches of the last step, as actually run; `planned`:
+    its schedule asked for plans, to interleave two of them."""
 
     job: TrialJob
     configs: MegatronConfigs
@@ -25,6 +26,7 @@ class Trainer:
     indices: list[list[int]]
     device: torch.device
     seen: list[int] = field(default_factory=list)
+    planned: bool = False
 
     def batches(self, step: int) -> list[list[torch.Tensor]]:
         """Tokens of step `step` on the device, one equal list for each model chunk (each reads its own copy)."""
@@ -35,7 +37,7 @@ class Trainer:
 
     def step(self, batches: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], float]:
         """Train on one global batch. Returns the micro-batch losses (none but on the last stage) and the grad norm."""
-        self.seen = []
+        self.seen, self.planned = [], False
         for chunk in self.built.chunks:
             chunk.zero_grad_buffer()
         self.built.optimizer.zero_grad()
@@ -61,6 +63,7 @@ class Trainer:
         """
         text = next(iterator)
         self.seen.append(text.shape[0])
+        self.planned = self.planned or return_schedule_plan
         length = text.shape[1] - 1
         batch = {
             "tokens": text[:, :-1].contiguous(),
@@ -73,9 +76,14 @@ class Trainer:
         return forward(batch["tokens"], batch["position_ids"], None, labels=batch["labels"]), _mean_loss
 
 
-def _mean_loss(per_token: torch.Tensor, **_: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    loss = per_token.float().mean()
-    return loss, {"loss": loss.detach().clone()}  # the schedule scales the loss in place
+def _mean_loss(per_token: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Sum, tokens, and what is reported: the schedule divides in place, by the tokens of this rank.
+
+    A plain mean would be multiplied by the context-parallel size (schedules.py:340), and the gradient with it.
+    """
+    total = per_token.float().sum()
+    tokens = torch.tensor(per_token.numel(), dtype=torch.int, device=per_token.device)
+    return total, tokens, {"loss": total.detach() / per_token.numel()}
 
 
 def trainer_of(job: TrialJob, configs: MegatronConfigs, built: Built, device: torch.device) -> Trainer:

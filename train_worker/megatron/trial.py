@@ -11,17 +11,29 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 
-from search_spaces.candidate import Candidate, KnobValue
+from search_spaces.candidate import KnobValue
+from search_spaces.rules import case_of
+from search_spaces.rules.worker import RULES
+from search_spaces.screen import verdict
 from train_worker.cpu import megatron_on_cpu
 from train_worker.environment import fingerprint, require_transformer_engine
+from train_worker.host import HostSettings
 from train_worker.job import TrialJob
-from train_worker.megatron.config import configs_of, refuse_unknown
-from train_worker.megatron.effective import effective_configuration, first_mismatch_of_ranks, mismatch
+from train_worker.megatron.config import configs_of, refuse_unknown, virtual_stages
+from train_worker.megatron.effective import (
+    config_mismatch,
+    effective_configuration,
+    first_mismatch_of_ranks,
+    mismatch,
+)
+from train_worker.megatron.graphs import LayerGraphs, graphed, rng_arguments
+from train_worker.megatron.latches import follow_environment
 from train_worker.megatron.model import Built, build, parameter_count
-from train_worker.megatron.readers import Run
+from train_worker.megatron.seen import Run
 from train_worker.megatron.step import Trainer, global_loss_and_norm, trainer_of
 from train_worker.meter import PeakMemory, StepClock
 from train_worker.outcome import Diverged, Measured, PhaseTimes, Rejected, StepSample
@@ -32,17 +44,20 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
     """Run the trial. Collective: every rank calls it with the same job and gets an answer of the same kind.
 
     What Megatron's config objects refuse is Rejected with rule "megatron-config", what they silently change with rule
-    "effective-differs", what this worker does not do yet with rule "not-active". Raises ValueError for a knob that does
-    not exist or a batch that does not divide, ImportError on cuda without Transformer Engine, and whatever Megatron or
-    torch raises later. `Measured.phases` holds the phases of this rank so far; the caller adds its own.
+    "effective-differs", what this worker does not do yet with its own rules (`search_spaces.rules.worker`). Raises
+    ValueError for a knob that does not exist or a batch that does not divide, ImportError on cuda without Transformer
+    Engine, and whatever Megatron or torch raises later. `Measured.phases` holds those of this rank; the caller adds its
+    own.
     """
     with progress.within("build"):
         refuse_unknown(job.candidate)
-        if refused := refuse_inactive(job.candidate):
+        if refused := refuse_inactive(job):
             return refused
         if job.cluster.device == "cuda":
             require_transformer_engine()
-    with megatron_on_cpu() if job.cluster.device == "cpu" else nullcontext(), _model_parallel(job, progress):
+    follow_environment()
+    host = HostSettings(job.candidate, job.cluster, torch.distributed.get_rank())
+    with megatron_on_cpu() if job.cluster.device == "cpu" else nullcontext(), host, _model_parallel(job, progress):
         device = torch.device("cpu" if job.cluster.device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         with progress.within("build"):
             try:
@@ -50,17 +65,23 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
             except (ValueError, AssertionError, NotImplementedError, ImportError) as refusal:
                 # Megatron's own validation, the same on every rank and before any collective of the build.
                 return Rejected(rule="megatron-config", reason=f"{type(refusal).__name__}: {refusal}")
-            model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True)
+            if changed := config_mismatch(job.candidate, configs):
+                return changed
+            model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True, **rng_arguments(job.candidate))
             built = build(job, configs)
             trainer = trainer_of(job, configs, built, device)
-        steps = _Steps(trainer, progress, StepClock(device), PeakMemory(device, built.tensors))
+            graphs = LayerGraphs(job, configs, built) if graphed(job.candidate) else None
+        steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors), graphs)
         with progress.within("warmup"):
             diverged = steps.warm_up(job.training.warmup_steps)
         if diverged:
             return diverged
         with progress.within("build"):
-            effective = effective_configuration(job.candidate, Run(built, tuple(trainer.seen)))
-            differs = first_mismatch_of_ranks(mismatch(job.candidate, effective))
+            seen = Run(
+                built, tuple(trainer.seen), trainer.planned, host.effective(), graphs is not None and graphs.active
+            )
+            effective = effective_configuration(job.candidate, seen)
+            differs = first_mismatch_of_ranks(mismatch(job.candidate, effective, job.environment_knobs))
         if differs:
             return differs
         with progress.within("measure"):
@@ -71,24 +92,30 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
             return _measured(job, progress, steps, built, effective)
 
 
-def refuse_inactive(candidate: Candidate) -> Rejected | None:
-    """What Megatron would accept and this worker leave undone. Rule RUN-02 says it in advance; both go with issue 5."""
-    impl = candidate.knobs.get("cuda_graph_impl") or "none"
-    if impl == "none":
-        return None
-    return Rejected(rule="not-active", reason=f"cuda_graph_impl {impl!r}: this worker does not capture CUDA graphs yet")
+def refuse_inactive(job: TrialJob) -> Rejected | None:
+    """What Megatron would accept and this worker leave undone, by its own rules: a job need not have been screened."""
+    refused = verdict(case_of(job.candidate, job.model, job.cluster, job.training), RULES)
+    return Rejected(rule=refused.rule, reason=refused.reason) if refused else None
 
 
 class _Steps:
     """The steps of a trial, warm-up first; losses and grad norms of all, times of all (the first are not scored)."""
 
-    def __init__(self, trainer: Trainer, progress: Progress, clock: StepClock, memory: PeakMemory) -> None:
-        self.trainer, self.progress, self.clock, self.memory = trainer, progress, clock, memory
+    def __init__(
+        self, trainer: Trainer, host: HostSettings, progress: Progress, clock: StepClock, memory: PeakMemory,
+        graphs: LayerGraphs | None = None,
+    ) -> None:  # fmt: skip
+        self.trainer, self.host, self.progress, self.clock, self.memory = trainer, host, progress, clock, memory
+        self.graphs = graphs
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
 
     def warm_up(self, count: int) -> Diverged | None:
         for index in range(count):
+            if self.graphs and index == self.graphs.after:
+                self.graphs.capture()
+            if self.graphs:
+                self.graphs.start_counting()
             with self.memory.observe() if index == count - 1 else nullcontext():
                 diverged = self._one()
             if diverged:
@@ -105,6 +132,7 @@ class _Steps:
         batches = self.trainer.batches(index)
         with self.clock.step():
             losses, norm = self.trainer.step(batches)
+            self.host.after_step(index + 1)
         loss, norm = global_loss_and_norm(losses, norm, self.trainer.device)
         self.losses.append(loss)
         self.grad_norms.append(norm)
@@ -131,6 +159,7 @@ def _measured(
         steps=tuple(samples[warm:]),
         warmup=tuple(samples[:warm]),
         peak_memory_bytes=steps.memory.largest(),
+        memory=steps.memory.peaks(),
         parameter_count=parameter_count(built.models),
         effective=effective,
         fingerprint=fingerprint(job.cluster.device),
@@ -147,7 +176,7 @@ def _model_parallel(job: TrialJob, progress: Progress) -> Iterator[None]:
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=layout.tensor,
                 pipeline_model_parallel_size=layout.pipeline,
-                virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
+                virtual_pipeline_model_parallel_size=virtual_stages(job.candidate),
                 context_parallel_size=layout.context,
                 expert_model_parallel_size=layout.expert,
                 expert_tensor_parallel_size=layout.expert_tensor,
@@ -156,4 +185,5 @@ def _model_parallel(job: TrialJob, progress: Progress) -> Iterator[None]:
         yield
     finally:
         parallel_state.destroy_model_parallel()
+        destroy_num_microbatches_calculator()
         destroy_moe_metrics_tracker()

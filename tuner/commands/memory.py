@@ -12,7 +12,7 @@ from rich.text import Text
 from search_spaces.candidate import Candidate
 from search_spaces.errors import Fault
 from search_spaces.explicit import Explicit, read_case
-from search_spaces.explicit_knobs import CaseFault
+from search_spaces.explicit_knobs import CaseFault, shown
 from search_spaces.memory.calibration import Calibration, stored
 from search_spaces.memory.fits import MemoryJudge, State, parts_of, worst_of
 from search_spaces.memory.plan import MemoryPlan, Moment, StagePlan, plan_of
@@ -22,7 +22,8 @@ from search_spaces.partial import UnknownFact
 from search_spaces.rules import Case
 from search_spaces.screen import verdict
 from search_spaces.shapes import Noun
-from tuner.case_files import CaseFile
+from tuner.check_file import read_check_file
+from tuner.commands.check import shown_id
 
 GIB = 2**30
 
@@ -81,30 +82,30 @@ class MemoryResult(RootModel[tuple[MemoryBytes, ...]]):
 
 def memory(file: Path, calibration: Calibration | None = None) -> MemoryResult:
     """Plan every configuration in a JSON or YAML file. Raises InputError where the file itself cannot be read."""
-    given = CaseFile(file)
+    given = read_check_file(file)
     factors = stored() if calibration is None else calibration
     plans, faults = [], []
     for number, raw in enumerate(given.cases, start=1):
         found, wrong = _planned(raw, number, factors)
         plans.append(found)
-        if wrong is not None:
-            faults += given.located(number, found.id, wrong or None)
+        for fault in wrong:
+            line = given.line_of(number, fault.key)
+            faults.append(Fault(f"{shown_id(found.id)}: {fault.message}", given.path, line, hint=fault.hint))
     result = MemoryResult(tuple(plans))
     result._faults = tuple(faults)
     return result
 
 
-def _planned(raw: Any, number: int, factors: Calibration) -> tuple[MemoryBytes, tuple[CaseFault, ...] | None]:
-    """(the plan, None), or (the error, what is wrong with which word; () where it is no mapping)."""
+def _planned(raw: Any, number: int, factors: Calibration) -> tuple[MemoryBytes, tuple[CaseFault, ...]]:
+    """The plan; or the error, and what is wrong with which word."""
     if not isinstance(raw, Mapping):
-        return MemoryBytes(id=str(number), error="a configuration must be a mapping"), ()
+        fault = CaseFault("", f"a configuration must be a mapping, not {shown(raw)}")
+        return MemoryBytes(id=str(number), error=fault.message), (fault,)
     explicit = read_case(raw, number)
-    faults = explicit.faults
-    if explicit.case is not None:
-        faults = _missing(explicit.case)
+    faults = explicit.faults if explicit.case is None else _missing(explicit.case)
     if explicit.case is not None and not faults:
         try:
-            return _bytes_of(explicit, explicit.case, factors), None
+            return _bytes_of(explicit, explicit.case, factors), ()
         except FactError as error:
             faults = (CaseFault(error.field, str(error), "correct it in model or knobs"),)
     words = "; ".join(f"{fault.message} ({fault.hint})" if fault.hint else fault.message for fault in faults)

@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,8 +14,9 @@ from rich.console import Console
 
 from search_spaces.errors import Fault, InputError, Interrupted, NothingAcceptable, ResourceMissing
 from search_spaces.memory.fits import MemoryJudge
+from search_spaces.rules.versions import version_faults
 from search_spaces.screen import LegalSpace, screen
-from search_spaces.shapes import Noun
+from search_spaces.shapes import Noun, StackVersions
 from tracking.journal import Journal, JournalState, fold
 from tracking.mlflow_view import MlflowView
 from tracking.record import RuleCount, Screened, SweepStarted
@@ -53,13 +55,16 @@ class RunResult(Noun):
 
 def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
     """Run a sweep to its end. Raises Interrupted (130), NothingAcceptable (3), ResourceMissing (4), InputError (2)."""
-    screening = screen(sweep.space, sweep.model, sweep.spec.cluster, sweep.spec.training, sweep.spec.stack)
-    if not screening.count:
-        raise NothingAcceptable(_nothing_legal(screening), "see `moetune plan`, and widen space.choices")
-    screened = _screened(screening)
-    folder, journal = _open_journal(sweep, options, screened)
     with ExitStack() as stack:
-        stack.callback(journal.close)
+        opened = _resumed(sweep, stack) if options.resume else None
+        software = sweep.spec.stack or _stack_of_workers(sweep, options)
+        screening = screen(sweep.space, sweep.model, sweep.spec.cluster, sweep.spec.training, software)
+        if not screening.count:
+            raise NothingAcceptable(_nothing_legal(screening), "see `moetune plan`, and widen space.choices")
+        screened = _screened(screening)
+        if opened is not None:
+            _same_rules(opened[1], screened, software)
+        folder, journal = opened or _begun(sweep, stack)
         folder.stop_file.unlink(missing_ok=True)
         tracking = sweep.spec.tracking
         view = MlflowView(resolve_uri(tracking.mlflow_uri, tracking.folder), experiment=tracking.experiment)
@@ -67,6 +72,8 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
         progress = stack.enter_context(Progress(sweep, console, view.status))
         session = _session(sweep, journal, screening, [progress.on_event])
         progress.replay(session.records)
+        for words in (*version_faults(software.model_dump())[1], f"the rules judge by {_words(software)}"):
+            progress.say(words)
         _started(session, sweep, folder, resumed=bool(journal.events))
         session.emit(screened)
 
@@ -79,31 +86,60 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
     return _result(session, folder)
 
 
-def _open_journal(sweep: LoadedSweep, options: RunOptions, screened: Screened) -> tuple[RunFolder, Journal]:
-    home = sweep.spec.tracking.folder / sweep.spec.name
-    if not options.resume:
-        folder = next_run(home)
-        journal = Journal.create(folder.journal)
-        try:
-            (folder.path / "sweep.yaml").write_text(without_uri_secrets(sweep.text))
-        except OSError as error:
-            journal.close()
-            raise ResourceMissing(
-                f"cannot write in {folder.path}: {error}", "free space there, then try again"
-            ) from error
-        return folder, journal
-    folder = chosen_run(home, None)
-    journal = Journal.open(folder.journal)
+def _stack_of_workers(sweep: LoadedSweep, options: RunOptions) -> StackVersions:
+    """Where the sweep file names no versions: those of a worker, asked once, before anything is screened or written."""
+    from tuner.commands.fingerprint import seen_on_a_worker
+    from tuner.launch.cluster import require_here
+
+    cluster, address = sweep.spec.cluster, options.address or sweep.spec.launch.address
+    if address is None:
+        require_here(cluster)
+    stack = seen_on_a_worker(cluster, address).stack
+    if faults := version_faults(stack.model_dump())[0]:
+        what = "; ".join(f"{message} ({hint})" for _, message, hint in faults)
+        raise ResourceMissing(f"on the workers: {what}", "install a known release there")
+    return stack
+
+
+def _words(software: StackVersions) -> str:
+    """What a person compares: the versions that are known, and the rest as missing."""
+    named = {name: version for name, version in software.model_dump().items() if not name.startswith("megatron_")}
+    there = [f"{name} {version}" for name, version in named.items() if version]
+    missing = [name for name in ("transformer_engine", "deep_ep", "hybrid_ep") if not named[name]]
+    without = f"; without {', '.join(missing)}" if missing else ""
+    return f"megatron_core {software.megatron_core}, {', '.join(there)}{without}"
+
+
+def _begun(sweep: LoadedSweep, stack: ExitStack) -> tuple[RunFolder, Journal]:
+    folder = next_run(sweep.spec.tracking.folder / sweep.spec.name)
+    journal = Journal.create(folder.journal)
+    stack.callback(journal.close)
     try:
-        if journal.events:
-            state = fold(journal.events)
-            _same_sweep(state, sweep, folder)
-            if state.screened is not None:
-                same_screening(state.screened, screened)
-    except InputError:
-        journal.close()
-        raise
+        (folder.path / "sweep.yaml").write_text(without_uri_secrets(sweep.text))
+    except OSError as error:
+        raise ResourceMissing(f"cannot write in {folder.path}: {error}", "free space there, then try again") from error
     return folder, journal
+
+
+def _resumed(sweep: LoadedSweep, stack: ExitStack) -> tuple[RunFolder, Journal]:
+    """The latest run. Raises InputError where the file means another sweep, before anything is asked of workers."""
+    folder = chosen_run(sweep.spec.tracking.folder / sweep.spec.name, None)
+    journal = Journal.open(folder.journal)
+    stack.callback(journal.close)
+    if journal.events:
+        _same_sweep(fold(journal.events), sweep, folder)
+    return folder, journal
+
+
+def _same_rules(journal: Journal, now: Screened, software: StackVersions) -> None:
+    """The rules judge by the workers' software, so that an upgrade of it also changes what they say."""
+    known = fold(journal.events).screened if journal.events else None
+    try:
+        if known is not None:
+            same_screening(known, now)
+    except InputError as error:
+        hint = f"or the workers' software did, which is now {_words(software)}"
+        raise InputError([replace(fault, hint=hint) for fault in error.faults], error.next_step) from error
 
 
 def _same_sweep(state: JournalState, sweep: LoadedSweep, folder: RunFolder) -> None:

@@ -51,9 +51,7 @@ def joined(address: str | None, cluster: ClusterShape) -> Iterator[None]:
     import ray
 
     if address is None:
-        _path_without_blanks()
-        if cluster.device == "cuda":
-            _enough_gpus_here(cluster.workers)
+        require_here(cluster)
     reaper = Reaper() if address is None else None
     try:
         if reaper is not None:
@@ -67,6 +65,13 @@ def joined(address: str | None, cluster: ClusterShape) -> Iterator[None]:
         ray.shutdown()
         if reaper is not None:
             reaper.close()
+
+
+def require_here(cluster: ClusterShape) -> None:
+    """What a private Ray on this machine needs. Raises ResourceMissing (exit 4)."""
+    _path_without_blanks()
+    if cluster.device == "cuda":
+        _enough_gpus_here(cluster.workers)
 
 
 def _join(address: str, cluster: ClusterShape) -> None:

@@ -87,6 +87,8 @@ def run_job(job: TrialJob) -> Outcome:
             name=job.trial_id,
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=1),
             callbacks=[Deadline(job.time_limit_s + START_ALLOWANCE_S)],
+            # From the start of the worker: Ray Train opens CUDA before `run_one`, and some are read only then.
+            worker_runtime_env={"env_vars": dict(job.candidate.env)},
         ),
     )
     try:

@@ -1,0 +1,174 @@
+"""What a configuration leaves out or says in other words: assumed facts, launchers, splits, versions, fields."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces.explicit import ASSUMED, Explicit, read_case
+from search_spaces.explicit_facts import dense_layers
+from search_spaces.launcher_words import launchers_of, virtual_stages
+from search_spaces.partial import PartialModel, UnknownFact
+from search_spaces.pipeline_split import filled_split
+from search_spaces.presets import load_model
+from search_spaces.rules.pipeline import layout_stages
+from search_spaces.rules.versions import KNOWN, version_faults
+from tests.search_spaces.published import STACK, models
+
+PP, VPP = "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"
+LAYOUT = "pipeline_model_parallel_layout"
+
+
+def read(**changes: Any) -> Explicit:
+    raw = {"stack": STACK, "gpu_arch": "H100", "world_size": 8, "model": "qwen3_30b_a3b", "knobs": {}, **changes}
+    explicit = read_case(raw, 1)
+    assert explicit.case is not None, explicit.faults
+    return explicit
+
+
+def test_what_a_silent_configuration_is_taken_for() -> None:
+    case = read().case
+    assert case is not None
+    assert dict(ASSUMED).items() <= dict(case.knobs).items()
+    assert case.training.params_dtype == "bf16"
+    assert case.cluster.gpu_arch == "H100 sm_90"
+    assert case.stack is not None
+    assert case.stack.deep_ep == case.stack.hybrid_ep == "assumed"
+    with pytest.raises(UnknownFact):
+        _ = case.training.global_batch_size
+
+
+def test_the_documents_tell_what_is_assumed() -> None:
+    told = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
+    said = {name: {True: "true"}.get(value, value) for name, value in ASSUMED.items()}
+    assert all(f"| `{name}` | {value} |" in told for name, value in said.items())
+
+
+def test_what_is_said_wins_over_what_is_assumed_and_knobs_over_the_model() -> None:
+    case = read(knobs={"moe_grouped_gemm": False, "bf16": False, "num_layers": 24, "seq_length": 64}).case
+    assert case is not None
+    assert case.knobs["moe_grouped_gemm"] is False
+    assert case.training.params_dtype == "fp32"
+    assert case.model.num_layers == 24
+    assert case.training.sequence_length == 64
+
+
+def test_a_preset_and_its_facts_are_one_model() -> None:
+    facts = load_model("qwen3-30b-a3b").model_dump()
+    assert read().case == read(model=facts).case
+    assert read(model="qwen3-30b-a3b").case == read().case
+
+
+def test_a_model_without_experts_is_dense_and_one_that_is_not_given_is_unknown() -> None:
+    dense = read(model={"num_layers": 4, "num_attention_heads": 8}).case
+    assert dense is not None
+    assert dense.dense
+    assert dense.model.num_query_groups == 8
+    assert "moe_grouped_gemm" not in dense.knobs
+    unknown = read(model=None).case
+    assert unknown is not None
+    assert not unknown.dense
+    with pytest.raises(UnknownFact):
+        _ = unknown.model.num_layers
+
+
+@pytest.mark.parametrize(
+    ("frequency", "layers", "expected"),
+    [
+        ([0, 0, 1, 1], 4, 2), (2, 4, 2), (2, 5, 2), (3, 7, 4), (1, 4, None), ("([0]*3+[1]*58)", 61, 3),
+        ("[0,1,1]", 3, 1), ("([1]*4)", 4, 0), ("often", 4, None), (None, 4, None), (2, None, None),
+    ],
+)  # fmt: skip
+def test_dense_layers_by_frequency(frequency: object, layers: object, expected: int | None) -> None:
+    assert dense_layers(frequency, layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("framework", "stack", "words", "bridge", "expected"),
+    [
+        ("megatron-core", ["bridge", "megatron_lm"], ["fake_process_group"], True, {"megatron-core"}),
+        (None, [], [], False, set()),
+        (None, ["mcore", "bridge"], [], False, {"megatron-bridge"}),
+        (None, ["megatron-lm"], [], False, {"megatron-lm"}),
+        (None, ["megatron_lm", "megatron-bridge"], [], False, {"megatron-lm", "megatron-bridge"}),
+        (None, ["mcore"], [], True, {"megatron-bridge"}),
+        (None, ["mcore", "bridge"], ["fp8_format"], False, {"megatron-lm"}),
+        (None, ["mcore", "bridge"], ["num_experts"], False, {"megatron-bridge"}),
+        (None, ["megatron_lm"], [], True, {"megatron-bridge", "megatron-lm"}),
+    ],
+)
+def test_whose_rules_apply(
+    framework: str | None, stack: list[str], words: list[str], bridge: bool, expected: set[str]
+) -> None:
+    assert launchers_of(framework, stack, words, bridge) == expected
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"),
+    [
+        ({PP: 4, "num_virtual_stages_per_pipeline_rank": 3}, 3),
+        ({PP: 4, "num_layers_per_virtual_pipeline_stage": 6}, 2),
+        ({PP: 4, "num_layers_per_virtual_pipeline_stage": 5}, None),  # PAR-13 says so
+        ({PP: 1, "num_virtual_stages_per_pipeline_rank": 3}, None),
+        ({PP: 4, VPP: 2, "num_virtual_stages_per_pipeline_rank": 3}, None),
+        (
+            {PP: 4, "num_virtual_stages_per_pipeline_rank": 3, "num_layers_per_virtual_pipeline_stage": 4},
+            None,
+        ),  # PAR-26
+    ],
+)
+def test_virtual_stages_by_megatron_lms_flags(knobs: Mapping[str, int], expected: int | None) -> None:
+    model = PartialModel.of({"num_layers": 48})
+    assert virtual_stages(model, knobs).get(VPP) == expected
+
+
+@pytest.mark.parametrize(("name", "layers"), [("deepseek_v3", 61), ("kimi_k2", 61), ("qwen3_235b_a22b", 94)])
+@pytest.mark.parametrize("stages", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("chunks", [None, 1, 2, 3, 4])
+def test_a_split_that_public_recipes_bring_is_legal(name: str, layers: int, stages: int, chunks: int | None) -> None:
+    model = PartialModel.of({**models()[name]})
+    assert model.num_layers == layers
+    filled = filled_split(name, model, {PP: stages, VPP: chunks})
+    if text := filled.get(LAYOUT):
+        held = layout_stages(str(text))
+        assert len(held) == stages * (chunks or 1)
+        assert sum(stage.count("decoder") for stage in held) == layers
+        assert (held[0][0], held[-1][-1]) == ("embedding", "loss")
+        assert all(held)
+    elif filled:
+        assert (layers + len(filled)) % (stages * (chunks or 1)) == 0
+    else:
+        even = layers % (stages * (chunks or 1)) == 0
+        assert even or stages * (chunks or 1) > layers + 2
+
+
+def test_a_split_is_filled_in_only_where_it_is_not_said_and_the_model_is_known() -> None:
+    model = PartialModel.of({"num_layers": 61})
+    assert filled_split("deepseek_v3", model, {PP: 2})
+    assert filled_split("DeepSeek-V3", model, {PP: 2})
+    assert not filled_split("deepseek_v3", model, {PP: 2, "num_layers_in_first_pipeline_stage": 30})
+    assert not filled_split("mine", model, {PP: 2})
+    assert not filled_split("deepseek_v3", PartialModel.of({}), {PP: 2})
+    assert not filled_split("deepseek_v3", model, {PP: 64})
+    told = read(model={"name": "deepseek_v3", "num_layers": 61, "num_moe_experts": 256}, knobs={PP: 2})
+    assert LAYOUT in told.effective
+    assert any("deepseek_v3" in warning for warning in told.warnings)
+
+
+@pytest.mark.parametrize("package", KNOWN)
+def test_versions_known_newer_older_and_nonsense(package: str) -> None:
+    oldest, newest, bounded = KNOWN[package]
+    for release in (oldest, newest):
+        assert version_faults({package: f"{release[0]}.{release[1]}.0"}) == ([], [])
+    faults, warnings = version_faults({package: f"{newest[0]}.{newest[1] + 1}.0"})
+    assert not faults
+    assert "newer than the rules" in warnings[0]
+    for nonsense in ("x", "", f"{newest[0] + 1}.0"):
+        (name, message, hint), *_ = version_faults({package: nonsense})[0]
+        assert name == package
+        assert repr(nonsense) in message
+        assert f"{newest[0]}.{newest[1]}" in hint
+    old = f"{oldest[0]}.{oldest[1] - 1}" if oldest[1] else f"{oldest[0] - 1}.9"
+    assert bool(version_faults({package: old})[0]) == bounded
+    assert version_faults({package: None}) == ([], [])

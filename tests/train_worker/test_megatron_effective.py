@@ -1,0 +1,175 @@
+"""What is read back, and what a difference means, on real config objects and on modules made up for the purpose."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from search_spaces.candidate import Candidate, KnobValue
+from search_spaces.named_spaces import ENVIRONMENT_KNOBS, NAMED_SPACES
+from tests.train_worker.megatron_trials import MLA, SGD, case
+
+KNOBS = sorted({knob.name for space in NAMED_SPACES.values() for knob in space.knobs if not knob.is_env})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _light_import() -> None:
+    """Megatron without inductor, which saves seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.compile", lambda model=None, **_: model if model is not None else (lambda f: f))
+        import train_worker.megatron.trial  # noqa: F401
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_every_knob_of_every_named_space_has_a_reader(name: str) -> None:
+    from train_worker.megatron.config import refuse_unknown
+    from train_worker.megatron.readers import readable
+
+    assert readable(name)
+    refuse_unknown(Candidate(knobs={name: None}))
+
+
+def test_a_word_that_is_no_knob_has_none() -> None:
+    from train_worker.megatron.readers import readable
+
+    assert not readable("micro_batchsize")
+
+
+def difference(**knobs: KnobValue) -> str | None:
+    """What the diff of the config objects says of a request."""
+    from train_worker.megatron.config import configs_of
+    from train_worker.megatron.effective import config_mismatch
+
+    job = case(2, **knobs).job
+    rejected = config_mismatch(job.candidate, configs_of(job))
+    return rejected.reason if rejected else None
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et*3|tL"},
+        {"recompute_granularity": "selective", "recompute_modules": "moe+core_attn"},
+        {"recompute_granularity": "selective", "recompute_modules": None},
+        {"moe_expert_capacity_factor": -1.0},
+        {"overlap_grad_reduce": True, "bucket_size": None},
+        {"micro_batch_size": 4, "manual_gc": True, "cpu_affinity": "exclusive"},
+        {"moe_flex_dispatcher_backend": "hybridep"},
+    ],
+    ids=str,
+)
+def test_what_the_configuration_keeps_or_only_renames_is_no_difference(knobs: dict[str, KnobValue]) -> None:
+    assert difference(**knobs) is None
+
+
+def test_what_the_configuration_changes_is_told_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    real: Any = TransformerConfig.__post_init__
+
+    def meddle(self: Any) -> None:
+        real(self)
+        self.bias_activation_fusion, self.moe_router_dtype = False, None
+
+    monkeypatch.setattr(TransformerConfig, "__post_init__", meddle)
+    assert difference(bias_activation_fusion=True, moe_router_dtype="fp64") == (
+        "would measure something else: bias_activation_fusion: requested True, effective False; "
+        "moe_router_dtype: requested 'fp64', effective None"
+    )
+
+
+def test_inherited_variables_are_recorded_and_those_searched_over_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from train_worker.megatron.effective import effective_environment, mismatch
+
+    for name in ENVIRONMENT_KNOBS:
+        monkeypatch.delenv(name, raising=False)
+    name = "NVTE_USE_CUTLASS_GROUPED_GEMM"
+    plain, switched = Candidate(knobs={}), Candidate(knobs={}, env={name: "1"})
+    assert effective_environment(plain) == {}
+    assert "requested '1', effective None" in str(mismatch(switched, effective_environment(switched)))
+    monkeypatch.setenv(name, "1")
+    found = effective_environment(plain)
+    assert found == {name: "1"}
+    assert mismatch(plain, found) is None
+    refused = mismatch(plain, found, searched=(name,))
+    assert refused is not None
+    assert refused.reason == f"would measure something else: {name}: requested None, effective '1'"
+    assert mismatch(switched, effective_environment(switched), searched=(name,)) is None
+
+
+def test_a_variable_read_at_import_is_set_anew_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from train_worker.megatron.latches import CPU_OFFLOAD, OWNER, follow_environment, in_force
+
+    module: Any = ModuleType(OWNER)
+    module.NVTE_CPU_OFFLOAD_V1 = False
+    monkeypatch.setitem(sys.modules, OWNER, module)
+    monkeypatch.setenv(CPU_OFFLOAD, "1")
+    assert in_force(CPU_OFFLOAD) is None
+    follow_environment()
+    assert module.NVTE_CPU_OFFLOAD_V1 is True
+    assert in_force(CPU_OFFLOAD) == "1"
+    monkeypatch.delenv(CPU_OFFLOAD)
+    assert in_force(CPU_OFFLOAD) == "1"
+    follow_environment()
+    assert in_force(CPU_OFFLOAD) is None
+
+
+def test_a_context_parallel_rank_adds_its_mean_to_the_gradient_once() -> None:
+    """Megatron multiplies the loss of a function that returns two values by the context-parallel size."""
+    import torch
+    from megatron.core.pipeline_parallel.schedules import forward_step_calc_loss
+
+    from train_worker.megatron.config import configs_of
+    from train_worker.megatron.step import _mean_loss
+
+    config = configs_of(case(1).job).transformer
+    per_token = torch.tensor([[1.0, 2.0, 3.0, 6.0]], requires_grad=True)
+    for ranks in (1, 2):
+        reported: list[Any] = []
+        loss, _ = forward_step_calc_loss(
+            torch.nn.Identity(), per_token, _mean_loss, config, None, False, 2, reported, ranks, True
+        )
+        assert loss.item() == pytest.approx(3.0 / 2)  # two micro-batches
+        assert reported[0]["loss"].item() == pytest.approx(3.0)
+        (gradient,) = torch.autograd.grad(loss, per_token)
+        assert gradient.tolist() == [[0.125] * 4]
+
+
+def test_two_projections_fused_into_one_matrix_start_as_the_two() -> None:
+    import torch
+
+    from train_worker.megatron.config import configs_of
+    from train_worker.megatron.init import _full
+
+    config = configs_of(case(1, SGD, MLA).job).transformer
+    prefix, cpu = "decoder.layers.0.self_attention.", torch.device("cpu")
+    apart = [
+        _full(f"{prefix}linear_{which}_down_proj.weight", [rows, 64], config, 7, cpu)
+        for which, rows in (("q", 32), ("kv", 40))
+    ]
+    fused = _full(f"{prefix}linear_qkv_down_proj.weight", [72, 64], config, 7, cpu)
+    assert torch.equal(fused, torch.cat(apart))
+
+
+def test_the_first_and_last_layers_are_not_asked_for_fp8() -> None:
+    """They stay in bf16 as asked, so that a stage that holds only these says what its configuration says."""
+    from train_worker.megatron.readers import READERS
+    from train_worker.megatron.seen import Run
+
+    class Asked:
+        first_last_layers_bf16, num_layers_at_start_in_bf16, num_layers_at_end_in_bf16 = True, 1, 1
+        num_layers, fp8, fp8_recipe, fp4 = 4, "hybrid", "mxfp8", None
+
+    class Ends(Run):
+        @property
+        def config(self) -> Any:
+            return Asked
+
+        def layers(self) -> list[Any]:
+            return [SimpleNamespace(layer_number=number) for number in (1, 4)]
+
+    run = Ends(built=None, micro_batch_sizes=(), planned=False, host={})  # type: ignore[arg-type]
+    assert run.quantized_layers() == []
+    assert [READERS[name](run) for name in ("fp8", "fp8_recipe", "fp4")] == ["hybrid", "mxfp8", None]
