@@ -33,23 +33,36 @@ class Errors(Noun):
     worst_row: str = ""
 
 
+class Margin(Noun):
+    """By what share of the prediction it was too `low` or too `high` at worst, on rows that the fit had not seen; at
+    least 1%."""
+
+    low: float = Field(gt=0)
+    high: float = Field(gt=0, lt=1)
+
+
 class Calibration(Noun):
-    """`factors` by name of `Slack`; `context_bytes` the device uses beyond what is reserved. `low` and `high`: by what
-    share of the prediction it was too low or too high at worst, on rows that no fit had seen; at least 1%."""
+    """`factors` by name of `Slack`; `context_bytes` the device uses beyond what is reserved. `eager` and `graphs`: the
+    margins of plans without and with captured graphs."""
 
     fingerprint: str
     factors: dict[str, float]
     context_bytes: int
-    low: float = Field(gt=0)
-    high: float = Field(gt=0, lt=1)
+    eager: Margin
+    graphs: Margin
     fitted: Errors
     held_out: Errors
     other_shapes: Errors = Field(description="on models of which no row was fitted")
+    other_runs: Errors = Field(description="on the trials of sweeps, none of which is ever fitted")
     source: str
+
+    def margin(self, stage: StagePlan) -> Margin:
+        """How far off a prediction for this stage may be."""
+        return self.graphs if stage.active.captured else self.eager
 
     def reserved(self, stage: StagePlan, expandable: bool = False) -> int:
         """Predicted `torch.cuda.max_memory_reserved`, bytes."""
-        return stage.total + self.slack(stage, expandable) + self.graphs(stage)
+        return stage.total + self.slack(stage, expandable) + self.pool(stage)
 
     def slack(self, stage: StagePlan, expandable: bool = False) -> int:
         """Reserved beyond allocated, graphs left out."""
@@ -57,7 +70,7 @@ class Calibration(Noun):
         found: float = sum(self.factors[name] * size for name, size in parts.items() if name != "graphs")
         return round(found)
 
-    def graphs(self, stage: StagePlan) -> int:
+    def pool(self, stage: StagePlan) -> int:
         """The pool of captured graphs."""
         return round(self.factors["graphs"] * stage.active.captured)
 
@@ -82,24 +95,28 @@ def held_out(identity: str) -> bool:
     return int(hashlib.sha256(identity.encode()).hexdigest(), 16) % HELD_OUT == 0
 
 
-def fit(samples: Sequence[Sample], fingerprint: str, source: str, common: frozenset[str]) -> Calibration:
-    """Factors from the fitted part. `common`: shapes to fit on when the error on other shapes is asked."""
+def fit(
+    samples: Sequence[Sample], fingerprint: str, source: str, common: frozenset[str], never: Sequence[Sample] = ()
+) -> Calibration:
+    """Factors from the fitted part. `common`: shapes to fit on when the error on other shapes is asked. `never`: rows
+    that only say how large the error is."""
     seen = [sample for sample in samples if not held_out(sample.id)]
     unseen = [sample for sample in samples if held_out(sample.id)]
     factors = _factors(seen)
     narrow = _factors([sample for sample in seen if sample.shape in common])
     contexts = sorted(s.device_used_bytes - s.reserved_bytes for s in seen if s.device_used_bytes is not None)
     strange = [sample for sample in samples if sample.shape not in common]
-    misses = [_miss(factors, sample) for sample in unseen] + [_miss(narrow, sample) for sample in strange]
+    misses = [(s, _miss(factors, s)) for s in (*unseen, *never)] + [(s, _miss(narrow, s)) for s in strange]
     return Calibration(
         fingerprint=fingerprint,
         factors=factors,
         context_bytes=contexts[len(contexts) // 2] if contexts else 0,
-        low=round(max([LEAST_MARGIN, *misses]), 4),
-        high=round(max([LEAST_MARGIN, *(-miss for miss in misses)]), 4),
+        eager=_margin([miss for s, miss in misses if not s.stage.active.captured]),
+        graphs=_margin([miss for s, miss in misses if s.stage.active.captured]),
         fitted=errors(factors, seen),
         held_out=errors(factors, unseen),
         other_shapes=errors(narrow, strange),
+        other_runs=errors(factors, never),
         source=source,
     )
 
@@ -127,6 +144,11 @@ def errors(factors: Mapping[str, float], samples: Sequence[Sample]) -> Errors:
     off = [(abs(predicted(factors, s) - s.reserved_bytes) / s.reserved_bytes, s.id) for s in samples]
     worst, row = max(off)
     return Errors(rows=len(off), mean=sum(error for error, _ in off) / len(off), worst=worst, worst_row=row)
+
+
+def _margin(misses: Sequence[float]) -> Margin:
+    low, high = max([LEAST_MARGIN, *misses]), max([LEAST_MARGIN, *(-miss for miss in misses)])
+    return Margin(low=round(low, 4), high=round(high, 4))
 
 
 def _miss(factors: Mapping[str, float], sample: Sample) -> float:

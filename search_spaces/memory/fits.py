@@ -57,7 +57,7 @@ def parts_of(stage: StagePlan, calibration: Calibration, grows: bool = False) ->
         "optimizer": stage.states.optimizer,
         "activations": stage.activations,
         "workspace": stage.workspace + calibration.slack(stage, grows),
-        "graphs": calibration.graphs(stage),
+        "graphs": calibration.pool(stage),
     }
 
 
@@ -85,8 +85,9 @@ def fits(plan: MemoryPlan, capacity_bytes: int, calibration: Calibration, grows:
     device = calibration.device(stage, grows)
     sizes = parts_of(stage, calibration, grows)
     part = max(sizes, key=lambda name: sizes[name])
-    state: State = "fits" if device * (1 + calibration.low) <= capacity_bytes else "tight"
-    if device * (1 - calibration.high) > capacity_bytes:
+    margin = calibration.margin(stage)
+    state: State = "fits" if device * (1 + margin.low) <= capacity_bytes else "tight"
+    if device * (1 - margin.high) > capacity_bytes:
         state = "refused"
     return Fit(
         state=state, device_bytes=device, capacity_bytes=capacity_bytes, stage=stage.stage, part=part,

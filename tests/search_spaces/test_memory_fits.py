@@ -34,7 +34,7 @@ def test_every_row_that_ran_out_of_memory_is_refused_and_none_that_ran() -> None
     for row in out:
         assert fits(plan_of(case_of_row(row)), H200_BYTES, stored()).state == "refused", row["id"]
     for row in MEASURED:
-        assert fits(plan_of(case_of_row(row)), H200_BYTES, stored()).state == "fits", row["id"]
+        assert fits(plan_of(case_of_row(row)), H200_BYTES, stored()).state != "refused", row["id"]
 
 
 def test_none_that_fits_with_three_percent_to_spare_is_refused() -> None:
@@ -45,8 +45,9 @@ def test_none_that_fits_with_three_percent_to_spare_is_refused() -> None:
 
 def test_the_margin_is_the_error_of_the_calibration() -> None:
     plan = plan_of(replace(facts(), knobs=candidate(ep=8).knobs))
-    device = stored().device(worst_of(plan, stored()))
-    sizes = (device * (1 + stored().low) + 1, device, device * (1 - stored().high) - 1)
+    worst = worst_of(plan, stored())
+    device, margin = stored().device(worst), stored().margin(worst)
+    sizes = (device * (1 + margin.low) + 1, device, device * (1 - margin.high) - 1)
     assert [fits(plan, round(size), stored()).state for size in sizes] == ["fits", "tight", "refused"]
 
 

@@ -130,9 +130,7 @@ def _bytes_of(explicit: Explicit, case: Case, factors: Calibration) -> MemoryByt
     worst = worst_of(plan, factors, grows)
     stages = tuple(_stage(stage, factors, grows) for stage in plan.stages)
     most = stages[worst.stage]
-    judged = MemoryJudge(case, factors).explain(
-        Candidate(knobs=dict(case.knobs), env=dict(case.env)), lambda changed: verdict(changed) is None
-    )
+    judged = MemoryJudge(case, factors).explain(Candidate(knobs=dict(case.knobs), env=dict(case.env)), _legal)
     named = ("weights", "gradients", "optimizer", "activations", "workspace", "graph", "total", "device")
     return MemoryBytes.model_validate(
         {
@@ -141,12 +139,20 @@ def _bytes_of(explicit: Explicit, case: Case, factors: Calibration) -> MemoryByt
             "per_stage": stages,
             "balanced_total_bytes": _balanced(case, plan, factors, grows),
             "assumed_load": plan.load,
-            "margin_bytes": round(most.device_bytes * factors.low),
+            "margin_bytes": round(most.device_bytes * factors.margin(worst).low),
             "fit": judged.state if judged else None,
             "reason": judged.reason if judged and judged.state != "fits" else "",
             "warnings": (*explicit.warnings, *_assumed(case, plan)),
         }
     )
+
+
+def _legal(case: Case) -> bool:
+    """Whether advice may be given: no rule refuses it, and none stumbles over a word of this configuration."""
+    try:
+        return verdict(case) is None
+    except (ValueError, TypeError, ArithmeticError, AttributeError):
+        return False
 
 
 def _stage(stage: StagePlan, factors: Calibration, grows: bool) -> StageBytes:

@@ -89,6 +89,8 @@ def _memory(screening: LegalSpace, judge: MemoryJudge, default: Candidate) -> Pl
     source = random.Random(DRAW_SEED)
     judged = [fit for _ in range(DRAWS) if (fit := judge.judge(screening.draw(source)))]
     states = Counter(fit.state for fit in judged)
+    factors = judge.calibration
+    unseen = (factors.held_out, factors.other_shapes, factors.other_runs)
     return PlannedMemory(
         drawn=len(judged),
         fits=states["fits"],
@@ -96,7 +98,7 @@ def _memory(screening: LegalSpace, judge: MemoryJudge, default: Candidate) -> Pl
         refused=states["refused"],
         too_big=dict(Counter(fit.part for fit in judged if fit.state == "refused").most_common()),
         capacity_bytes=judge.capacity_bytes,
-        error=judge.calibration.held_out.worst,
+        error=max(part.worst for part in unseen),
         default=judge.explain(default, lambda case: verdict(case, screening.rules) is None),
     )
 

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
+from search_spaces.memory.calibration import Errors
 from search_spaces.shapes import Noun
 from tracking.journal import JOURNAL_NAME, fold, read_events
 from tracking.lock import holder
@@ -12,6 +14,7 @@ from tracking.mlflow_payload import EXPERIMENT
 from tracking.mlflow_view import SyncResult, sync
 from tracking.uri import masked, resolve_uri
 from tuner.leaderboard import Leaderboard, leaderboard
+from tuner.memory_errors import memory_errors, said
 from tuner.objective import BETTER, Objective
 from tuner.report import render
 from tuner.sweep_yaml import parse
@@ -25,6 +28,7 @@ class Report(Noun):
     running: bool
     tracking_uri: str
     mlflow: SyncResult
+    memory: Errors | None = Field(None, description="predicted against measured reserved memory; None without a GPU")
     html: str | None
 
 
@@ -35,10 +39,14 @@ def report(run_folder: Path, out_dir: Path | None, mlflow_uri: str | None, conso
     """
     journal = run_folder / JOURNAL_NAME
     events = read_events(journal)
-    head = fold(events).head
+    state = fold(events)
+    head = state.head
     objective = objective_of(head.sweep_text)
     board = leaderboard(events, objective)
     render(board, console)
+    memory = memory_errors(run_folder, state.finished)
+    if memory is not None:
+        console.print(Text(said(memory)))
     html = None
     if out_dir is not None:
         from tuner.report_html import write_html  # plotly: half a second, and only for the page
@@ -55,6 +63,7 @@ def report(run_folder: Path, out_dir: Path | None, mlflow_uri: str | None, conso
         running=running,
         tracking_uri=masked(uri),
         mlflow=found,
+        memory=memory,
         html=str(html) if html else None,
     )
 
