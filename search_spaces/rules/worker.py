@@ -5,7 +5,7 @@ Kept apart from the rules of the stack, so that a configuration can also be judg
 
 from search_spaces.rules.rule import Case, Rule
 
-IMPL = "cuda_graph_impl"
+IMPL, ROPE = "cuda_graph_impl", "apply_rope_fusion"
 
 
 def _graphs(case: Case) -> str | None:
@@ -13,10 +13,20 @@ def _graphs(case: Case) -> str | None:
     return "this worker does not capture CUDA graphs yet: the trial would run without them" if wrong else None
 
 
+def _latent_rope(case: Case) -> str | None:
+    wrong = case.model.multi_latent_attention and case.on(ROPE)
+    return f"{ROPE} for latent attention, which this worker trains with plain rotary embedding" if wrong else None
+
+
 RULES = (
     Rule(
         "RUN-02", frozenset({IMPL}), _graphs,
         "train_worker/megatron has no TECudaGraphHelper; one H200: 1.86 s a step with, 1.76 s without, noise 0.3 s",
         f"set {IMPL} to none",
+    ),
+    Rule(
+        "RUN-04", frozenset({ROPE}), _latent_rope,
+        "train_worker/megatron/config.py sets rope_type rope; transformer_config.py:2966 of 0.19.2 fuses yarn only",
+        f"set {ROPE} to false",
     ),
 )  # fmt: skip

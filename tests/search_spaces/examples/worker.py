@@ -2,8 +2,12 @@
 
 from search_spaces.rules import Case
 from tests.search_spaces.cases import case
-from tests.search_spaces.examples.clusters import H8
+from tests.search_spaces.examples.clusters import H8, MLA
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
     "RUN-02": (case(H8, graphs="transformer_engine"), case(H8, graphs="none")),
+    "RUN-04": (
+        case(H8, model=MLA, apply_rope_fusion=True),
+        case(H8, model=MLA, apply_rope_fusion=False),
+    ),
 }
