@@ -3,6 +3,7 @@
 Kept apart from the rules of the stack, so that a configuration can also be judged for another launcher.
 """
 
+from search_spaces.rules.pipeline import LAYOUT, PP, VPP, virtual_stages
 from search_spaces.rules.rule import Case, Rule
 
 IMPL, ROPE = "cuda_graph_impl", "apply_rope_fusion"
@@ -18,6 +19,14 @@ def _latent_rope(case: Case) -> str | None:
     return f"{ROPE} for latent attention, which this worker trains with plain rotary embedding" if wrong else None
 
 
+def _chunks_not_said(case: Case) -> str | None:
+    found = virtual_stages(case)
+    wrong = found is not None and case.layout.virtual_pipeline is None and case.layout.pipeline > 1
+    return (
+        f"a layout of {found} stages a rank without {VPP}: this worker would build the first of them" if wrong else None
+    )
+
+
 RULES = (
     Rule(
         "RUN-02", frozenset({IMPL}), _graphs,
@@ -28,5 +37,10 @@ RULES = (
         "RUN-04", frozenset({ROPE}), _latent_rope,
         "train_worker/megatron/config.py sets rope_type rope; transformer_config.py:2966 of 0.19.2 fuses yarn only",
         f"set {ROPE} to false",
+    ),
+    Rule(
+        "RUN-05", frozenset({PP, VPP, LAYOUT}), _chunks_not_said,
+        "train_worker/megatron/model.py; parallel_state, unlike the configuration, does not read the layout",
+        f"set {VPP} to the stages a rank",
     ),
 )  # fmt: skip

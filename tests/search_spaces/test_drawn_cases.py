@@ -8,6 +8,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +21,7 @@ from search_spaces.rules import Case, Rule, case_of, rules_for
 from search_spaces.screen import screen
 from search_spaces.shapes import TrainingShape
 from tests.search_spaces import oracle, oracle_fsdp, oracle_fusions, oracle_overlap, oracle_precision
-from tests.search_spaces.cases import STACK, case, gpus
+from tests.search_spaces.cases import SHORT, STACK, case, gpus
 from tests.search_spaces.drawn import cases, changed
 from tests.search_spaces.examples.clusters import MLA
 from tests.search_spaces.oracle_worker import Judge, worker
@@ -44,7 +45,7 @@ class Listed(NamedTuple):
 
 
 def on_gpus(**knobs: KnobValue) -> Case:
-    return case(gpus(8), stack={}, **knobs)
+    return replace(case(gpus(8), stack={}), knobs={SHORT.get(name, name): value for name, value in knobs.items()})
 
 
 # Megatron's words, and the rules that refuse the same though their oracle is another object than the configuration.
@@ -134,14 +135,14 @@ def test_a_listed_stricter_rule_is_still_stricter(configurations: Judge, name: s
 
 @pytest.mark.parametrize(
     ("model", "ranks", "arch"),
-    [("tiny-moe", 8, "H200 sm_90"), ("deepseek-v3", 64, "B200 sm_100")],
+    [("tiny-moe", 8, "H200 sm_90"), ("deepseek-v3", 64, "B200 sm_100"), ("gpt-oss-20b", 4, "A100 sm_80")],
 )
 def test_legal_points_break_no_rule_and_build(configurations: Judge, model: str, ranks: int, arch: str) -> None:
     training = TrainingShape(sequence_length=4096, global_batch_size=256)
     shape, cluster = load_model(model), gpus(ranks, arch)
     legal = screen(MOE_FULL, shape, cluster, training, STACK)
     source = random.Random(ranks)
-    for _ in range(1000):
+    for _ in range(700):
         drawn = case_of(legal.draw(source), shape, cluster, training, STACK)
         assert not refusing(RULES, drawn), changed(drawn)
         assert configurations(drawn) is None, changed(drawn)

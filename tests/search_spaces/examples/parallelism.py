@@ -126,7 +126,10 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "PAR-33d": (sparse(add_bias_linear=True), sparse(add_bias_linear=False)),
     "TRAP-25": (case(pp=2, p2p=True), case(pp=2, vpp=2, p2p=True)),
     "TRAP-34": (case(H2, cp=2, cp_comm_type="a2a+p2p"), case(H2, cp=2, cp_comm_type="a2a")),
-    "SHP-01": (case(tp=2, model={"vocab_size": 511}), case(tp=2, model={"vocab_size": 510})),
+    "SHP-01": (
+        case(tp=2, model={"vocab_size": 511}, launchers=("megatron-core",)),
+        case(tp=2, model={"vocab_size": 510}, launchers=("megatron-core",)),
+    ),
     "SHP-02": (
         case(tp=2, sp=True, training={"sequence_length": 127}),
         case(tp=2, sp=True, training={"sequence_length": 126}),

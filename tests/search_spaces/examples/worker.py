@@ -6,6 +6,10 @@ from tests.search_spaces.examples.clusters import H8, MLA
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
     "RUN-02": (case(H8, graphs="transformer_engine"), case(H8, graphs="none")),
+    "RUN-05": (
+        case(H8, pp=2, pipeline_model_parallel_layout="Et|t|t|tL"),
+        case(H8, pp=2, pipeline_model_parallel_layout="Et|t|t|tL", vpp=2),
+    ),
     "RUN-04": (
         case(H8, model=MLA, apply_rope_fusion=True),
         case(H8, model=MLA, apply_rope_fusion=False),
