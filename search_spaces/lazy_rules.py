@@ -6,7 +6,7 @@ the values they came from: of all layouts, "EP is 1" is all that EP overlap asks
 values that it has read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ class _Later(Exception):
 
 
 class _Decided(dict[str, Any]):
-    """Knobs or variables decided so far; reading one in `missing` raises _Later."""
+    """Knobs or variables decided so far; reading one in `missing` raises _Later, and so does listing them early."""
 
     missing: frozenset[str] = frozenset()
 
@@ -71,6 +71,26 @@ class _Decided(dict[str, Any]):
         if key in self.missing:
             raise _Later
         return dict.__contains__(self, key)
+
+    def _all(self) -> "_Decided":
+        if self.missing:
+            raise _Later
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self._all())
+
+    def __len__(self) -> int:
+        return dict.__len__(self._all())
+
+    def keys(self) -> Any:
+        return dict.keys(self._all())
+
+    def values(self) -> Any:
+        return dict.values(self._all())
+
+    def items(self) -> Any:
+        return dict.items(self._all())
 
 
 class _Waiting:
@@ -158,6 +178,7 @@ class LazyRules:
     """The rules over knobs decided in `order`, for the target in `facts`."""
 
     def __init__(self, order: Sequence[Knob], rules: Sequence[Rule], facts: Case) -> None:
+        self.rules = tuple(rules)
         place = {knob.name: at for at, knob in enumerate(order)}
         reads = [sorted(place[name] for name in rule.reads if name in place) for rule in rules]
         self._waiting = [_Waiting(rule, [order[p] for p in at], facts) for rule, at in zip(rules, reads, strict=True)]
@@ -219,8 +240,9 @@ def _pick(owners: Sequence[int], wanted: Sequence[int]) -> Pick:
 
 
 class _Step(NamedTuple):
-    """Deciding one knob: the rules that read it (number, their how manieth knob, place of their state; -1: they start
-    here), those of them still open after it, and what else is kept: states of other rules, values for conditions."""
+    """Deciding one knob. `asked`: the rules that read it, each with which of its knobs this is and the place of its
+    state (-1: it starts here); `opened`: those of them still open after it; `carry`: the states of other open rules;
+    `keep`: values for later conditions, of the knobs at the places `still`."""
 
     asked: list[tuple[int, int, int]]
     carry: Pick
