@@ -34,6 +34,7 @@ SIZES: dict[str, tuple[KnobValue, ...]] = {
     "context_parallel_size": (1, 1, 1, 2),
     "pipeline_model_parallel_size": (1, 1, 2, 2, 4),
     "virtual_pipeline_model_parallel_size": (None, None, 2),
+    "microbatch_group_size_per_vp_stage": (None, None, None, 16),
     "expert_model_parallel_size": (1, 2, 4),
     "micro_batch_size": (1, 1, 2),
     "moe_token_dispatcher_type": ("alltoall", "allgather"),
@@ -62,7 +63,7 @@ WORLDS = (1, 2, 4, 8, 12, 16, 32, 64)
 def _target(source: random.Random) -> Case:
     """Without ranks: they follow the layout."""
     training = TrainingShape(
-        sequence_length=source.choice((128, 128, 128, 126)), global_batch_size=source.choice((64, 64, 128, 24)),
+        sequence_length=source.choice((128, 128, 128, 126)), global_batch_size=source.choice((64, 64, 8, 24)),
         params_dtype=source.choice(("bf16", "fp32")), moe_router_load_balancing_type="aux_loss",
     )  # fmt: skip
     return Case({}, source.choice(MODELS), gpus(1), training, {}, STACK)

@@ -60,8 +60,11 @@ def rules_of(draw: st.DrawFn, space: SearchSpace) -> tuple[Rule, ...]:
     """Rules that read in any order and stop early, some of which miss a fact on the way."""
     made = []
     for number in range(draw(st.integers(0, 4))):
-        steps = draw(st.lists(st.tuples(st.sampled_from(space.knobs), st.integers(0, 2)), min_size=1, max_size=4))
-        wanted = [draw(st.sampled_from((*knob.choices, None))) for knob, _ in steps]
+        steps = draw(st.lists(st.tuples(st.sampled_from(space.knobs), st.integers(0, 2)), min_size=1, max_size=3))
+        last = steps[-1][0]
+        if last.when and draw(st.booleans()):  # what decides whether a knob exists, and the knob
+            steps.append((space.by_name[last.when[0].knob], draw(st.integers(0, 2))))
+        wanted = [draw(st.sampled_from((*knob.choices, *((None,) if knob.when else ())))) for knob, _ in steps]
         fact_missing_at = draw(st.sampled_from((None, None, 0, 1)))
 
         def check(
