@@ -6,8 +6,9 @@ the values they came from: of all layouts, "EP is 1" is all that EP overlap asks
 values that it has read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from search_spaces.candidate import KnobValue
@@ -15,7 +16,6 @@ from search_spaces.rules import Case, Rule, Verdict
 from search_spaces.space import ABSENT, Knob
 
 TABLE_LIMIT = 1024  # combinations to come
-UNDECIDED = object()
 
 
 class Refuses(NamedTuple):
@@ -38,6 +38,7 @@ class Values(NamedTuple):
 
 
 State = Refuses | Table | Values | None  # None: settled, it accepts whatever follows
+IMPOSSIBLE = Values(("impossible",))  # stands in a table for an option that no point takes
 
 
 class Node(NamedTuple):
@@ -52,7 +53,7 @@ class _Later(Exception):
 
 
 class _Decided(dict[str, Any]):
-    """Knobs or variables decided so far; reading one in `missing` raises _Later."""
+    """Knobs or variables decided so far; reading one in `missing` raises _Later, and so does listing them early."""
 
     missing: frozenset[str] = frozenset()
 
@@ -71,12 +72,34 @@ class _Decided(dict[str, Any]):
             raise _Later
         return dict.__contains__(self, key)
 
+    def _all(self) -> "_Decided":
+        if self.missing:
+            raise _Later
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self._all())
+
+    def __len__(self) -> int:
+        return dict.__len__(self._all())
+
+    def keys(self) -> Any:
+        return dict.keys(self._all())
+
+    def values(self) -> Any:
+        return dict.values(self._all())
+
+    def items(self) -> Any:
+        return dict.items(self._all())
+
 
 class _Waiting:
     """One rule over the knobs it reads, in the order they are decided."""
 
     def __init__(self, rule: Rule, knobs: Sequence[Knob], facts: Case) -> None:
         self._rule, self._knobs, self._facts = rule, tuple(knobs), facts
+        self._is_env = [knob.is_env for knob in knobs]
+        self._missing = [frozenset(knob.name for knob in knobs[at:]) for at in range(len(knobs) + 1)]
         self._options = [(*knob.choices, ABSENT) if knob.when else knob.choices for knob in knobs]
         self._index = [{_typed(option): at for at, option in enumerate(options)} for options in self._options]
         self._to_come = [1] * (len(knobs) + 1)
@@ -104,22 +127,40 @@ class _Waiting:
         answer = self._ask(read)
         if not isinstance(answer, Values) or self._to_come[len(read)] > TABLE_LIMIT:
             return answer
-        options = tuple(self._state((*read, option)) for option in self._options[len(read)])
-        if all(option is None for option in options):
+        options = [self._state((*read, option)) if self._can_be(read, option) else IMPOSSIBLE
+                   for option in self._options[len(read)]]  # fmt: skip
+        possible = [option for option in options if option is not IMPOSSIBLE]
+        if all(option is None for option in possible):
             return None
-        if all(isinstance(option, Refuses) for option in options):
-            return options[0]
+        if all(isinstance(option, Refuses) for option in possible):
+            return possible[0]
         # Refusals in other words are one here: what is counted is the rule.
         key = tuple(0 if option is None else 1 if isinstance(option, Refuses) else id(option) for option in options)
-        return self._tables.setdefault(key, Table(options))
+        return self._tables.setdefault(key, Table(tuple(options)))
+
+    def _can_be(self, read: tuple[object, ...], option: object) -> bool:
+        """Whether the next knob can take an option (or be ABSENT), by those of its conditions that the rule reads."""
+        knob, sure = self._knobs[len(read)], True
+        decided = {known.name: value for known, value in zip(self._knobs, read, strict=False) if value is not ABSENT}
+        reads = {known.name for known in self._knobs[: len(read)]}
+        for condition in knob.when:
+            if condition.knob not in reads:
+                sure = False
+            elif not condition.holds(decided):  # type: ignore[arg-type]
+                return option is ABSENT
+        return option is not ABSENT or not sure
 
     def _ask(self, read: tuple[object, ...]) -> State:
         facts = self._facts
         knobs, env = _Decided(), _Decided()
-        for knob, value in zip(self._knobs, read, strict=False):
-            if value is not ABSENT and not (knob.is_env and value is None):
-                (env if knob.is_env else knobs)[knob.name] = str(value) if knob.is_env else value
-        knobs.missing = env.missing = frozenset(knob.name for knob in self._knobs[len(read) :])
+        for knob, value, is_env in zip(self._knobs, read, self._is_env, strict=False):
+            if value is ABSENT or (is_env and value is None):
+                continue
+            if is_env:
+                env[knob.name] = str(value)
+            else:
+                knobs[knob.name] = value
+        knobs.missing = env.missing = self._missing[len(read)]
         case = Case(knobs, facts.model, facts.cluster, facts.training, env, facts.stack, facts.launchers)
         try:
             reason = self._rule.refusal(case)
@@ -137,6 +178,7 @@ class LazyRules:
     """The rules over knobs decided in `order`, for the target in `facts`."""
 
     def __init__(self, order: Sequence[Knob], rules: Sequence[Rule], facts: Case) -> None:
+        self.rules = tuple(rules)
         place = {knob.name: at for at, knob in enumerate(order)}
         reads = [sorted(place[name] for name in rule.reads if name in place) for rule in rules]
         self._waiting = [_Waiting(rule, [order[p] for p in at], facts) for rule, at in zip(rules, reads, strict=True)]
@@ -153,10 +195,12 @@ class LazyRules:
         before: tuple[int, ...] = ()
         kept: tuple[int, ...] = ()
         for p in range(len(order)):
-            after = tuple(number for number, at in enumerate(reads) if at and at[0] <= p < at[-1])
-            still = tuple(q for q in range(p + 1) if until[q] > p)
-            self._steps.append(_Step(p, before, after, kept, still, [(n, reads[n].index(p)) for n in asked[p]]))
-            before, kept = after, still
+            carried = tuple(number for number in before if number not in asked[p])
+            opened = tuple(number for number in asked[p] if reads[number][-1] > p)
+            still = tuple(q for q in (*kept, p) if until[q] > p)
+            places = [(n, reads[n].index(p), before.index(n) if n in before else -1) for n in asked[p]]
+            self._steps.append(_Step(places, _pick(before, carried), set(opened), _pick((*kept, p), still), still))
+            before, kept = (*carried, *opened), still
         self._kept = [()] + [step.still for step in self._steps]
 
     def start(self) -> tuple[Node, Verdict | None]:
@@ -173,28 +217,38 @@ class LazyRules:
     def decide(self, at: int, node: Node, value: object) -> tuple[Node, Verdict | None]:
         """The node after knob number `at` takes `value` (ABSENT: it does not exist), or the first refusal."""
         step = self._steps[at]
-        changed: dict[int, State] = {}
-        for number, nth in step.asked:
+        states, opened = node.states, []
+        for number, nth, place in step.asked:
             waiting = self._waiting[number]
-            state = waiting.start() if nth == 0 else node.states[step.place[number]]
-            state = waiting.decide(state, nth, value)
+            state = waiting.decide(waiting.start() if place < 0 else states[place], nth, value)
             if isinstance(state, Refuses):
                 return node, state.verdict
-            changed[number] = state
-        states = tuple([changed[n] if n in changed else node.states[step.place[n]] for n in step.after])
-        known = dict(zip(step.kept, node.values, strict=True)) | {at: value}
-        return Node(states, tuple([known[q] for q in step.still])), None
+            if number in step.opened:
+                opened.append(state)
+        return Node((*step.carry(states), *opened), step.keep((*node.values, value))), None
 
 
-class _Step:
-    """Deciding one knob: which rules are open before and after, and which values conditions still want."""
+Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
-    def __init__(
-        self, at: int, before: tuple[int, ...], after: tuple[int, ...], kept: tuple[int, ...], still: tuple[int, ...],
-        asked: list[tuple[int, int]],
-    ) -> None:  # fmt: skip
-        self.at, self.after, self.kept, self.still, self.asked = at, after, kept, still, asked
-        self.place = {number: index for index, number in enumerate(before)}
+
+def _pick(owners: Sequence[int], wanted: Sequence[int]) -> Pick:
+    """Takes the values of `wanted` out of those of `owners`."""
+    places = [owners.index(each) for each in wanted]
+    if len(places) < 2:
+        return lambda values: tuple([values[place] for place in places])
+    return itemgetter(*places)
+
+
+class _Step(NamedTuple):
+    """Deciding one knob. `asked`: the rules that read it, each with which of its knobs this is and the place of its
+    state (-1: it starts here); `opened`: those of them still open after it; `carry`: the states of other open rules;
+    `keep`: values for later conditions, of the knobs at the places `still`."""
+
+    asked: list[tuple[int, int, int]]
+    carry: Pick
+    opened: set[int]
+    keep: Pick
+    still: tuple[int, ...]
 
 
 def known_values(order: Sequence[Knob], values: "zip[tuple[int, object]]") -> dict[str, KnobValue]:

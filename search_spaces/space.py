@@ -91,6 +91,8 @@ class SearchSpace:
         for knob in self.knobs:
             if knob.name in seen or not knob.choices or not knob.allows(knob.default):
                 raise ValueError(f"{self.name}: knob {knob.name} is repeated, empty, or its default is no choice")
+            if len(set(knob.choices)) < len(knob.choices):  # True is 1 to a set, and to the keys of points
+                raise ValueError(f"{self.name}: two choices of {knob.name} are equal")
             if knob.is_env and not all(choice is None or isinstance(choice, str) for choice in knob.choices):
                 raise ValueError(f"{self.name}: environment variable {knob.name} takes text, or null to leave it unset")
             if late := [c.knob for c in knob.when if c.knob not in seen]:

@@ -4,8 +4,8 @@ from search_spaces.rules.rule import Case, Launcher, Rule
 from search_spaces.rules.versions import older
 
 LINEAR_BIAS, GATED, ACTIVATION = "add_bias_linear", "gated_linear_unit", "activation_func"
-FUSED_ACTIVATION, ENGINE_ACTIVATION, FP8_INPUT, OFFSET = (
-    "bias_activation_fusion", "use_te_activation_func", "activation_func_fp8_input_store", "glu_linear_offset",
+FUSED_ACTIVATION, ENGINE_ACTIVATION, OFFSET = (
+    "bias_activation_fusion", "use_te_activation_func", "glu_linear_offset",
 )  # fmt: skip
 ROPE, ROPE_TYPE, INTERLEAVED, SINGLE_ROPE, OUTPUT_GATE, LATENT = (
     "apply_rope_fusion", "rope_type", "rotary_interleaved", "fused_single_qkv_rope", "attention_output_gate",
@@ -61,8 +61,6 @@ def _engine_activation(case: Case) -> str | None:
     name = activation(case)
     if case.on(ENGINE_ACTIVATION) and name not in ("gelu", "silu", "relu"):
         return f"{ENGINE_ACTIVATION} has no {name}"
-    if case.on(FP8_INPUT) and not (name == "silu" and gated(case)):
-        return f"{FP8_INPUT} without SwiGLU"
     wrong = case.on(RESIDUAL_NORM) and case.text(NORM, "RMSNorm") != "RMSNorm"
     return f"{RESIDUAL_NORM} with {case.text(NORM)}" if wrong else None
 
@@ -92,7 +90,7 @@ RULES: tuple[Rule, ...] = (
         f"{_CONFIG}:2114", f"switch {FUSED_ACTIVATION} off",
     ),
     Rule(
-        "FUS-07b", _ACTIVATION | {ENGINE_ACTIVATION, FP8_INPUT, RESIDUAL_NORM, NORM}, _engine_activation,
+        "FUS-07b", frozenset({ACTIVATION, ENGINE_ACTIVATION, RESIDUAL_NORM, NORM}), _engine_activation,
         f"{_CONFIG}:2147", "leave it out for this model",
     ),
     Rule(

@@ -3,6 +3,7 @@
 import json
 
 from search_spaces.candidate import KnobValue
+from search_spaces.partial import PartialModel
 from search_spaces.rules.rule import Case, Rule
 
 FACTOR, PADDED, RANK_FACTOR = (
@@ -103,8 +104,10 @@ def _rank_overflow(case: Case) -> str | None:
 
 
 def _one_expert(case: Case) -> str | None:
-    wrong = topk(case) == 1 and score(case) == "softmax" and not case.on(PRE_SOFTMAX)
-    wrong = wrong and balancing(case) != ("sinkhorn",)
+    # Not said for a model that is known in full, a search's, the worker sets it (train_worker/megatron/config.py).
+    if case.on(PRE_SOFTMAX) or (case.knobs.get(PRE_SOFTMAX) is None and not isinstance(case.model, PartialModel)):
+        return None
+    wrong = topk(case) == 1 and score(case) == "softmax" and balancing(case) != ("sinkhorn",)
     return "softmax over the one expert chosen is 1 and has no gradient" if wrong else None
 
 

@@ -16,6 +16,7 @@ VARIANT = "experimental_attention_variant"
 EVAL_BATCH, EVAL_MBS = "eval_global_batch_size", "eval_micro_batch_size"
 CONNECTIONS, FSDP, TORCH_FSDP = "CUDA_DEVICE_MAX_CONNECTIONS", "use_megatron_fsdp", "use_torch_fsdp2"
 KEY_HEADS, VALUE_HEADS, STAGES_BEFORE_DATA = "linear_num_key_heads", "linear_num_value_heads", "use_tp_pp_dp_mapping"
+CORE: frozenset[Launcher] = frozenset({"megatron-core"})
 MLM: frozenset[Launcher] = frozenset({"megatron-lm"})
 BOTH_LAUNCHERS: frozenset[Launcher] = frozenset({"megatron-lm", "megatron-bridge"})
 
@@ -171,8 +172,6 @@ def _stages_before_data(case: Case) -> str | None:
 
 
 def _vocabulary(case: Case) -> str | None:
-    if case.launchers & BOTH_LAUNCHERS:  # they pad it
-        return None
     words, tensor = case.model.vocab_size, case.layout.tensor
     return f"a vocabulary of {words} is not divisible by TP {tensor}" if words % tensor else None
 
@@ -269,8 +268,9 @@ RULES = (
         "leave it out, or set EP x ETP to TP x CP", level="build",
     ),
     Rule(
-        "SHP-01", frozenset({TP}), _vocabulary, "core/tensor_parallel/layers.py, VocabParallelEmbedding",
-        "pad the vocabulary or choose another TP", level="build",
+        "SHP-01", frozenset({TP}), _vocabulary,
+        "core/tensor_parallel/layers.py, VocabParallelEmbedding; launchers and this project's worker pad it",
+        "pad the vocabulary or choose another TP", level="build", launchers=CORE,
     ),
     Rule(
         "SHP-03", frozenset({TP, ETP}), _expert_width, "core/transformer/moe/experts.py", "choose another ETP",

@@ -85,8 +85,8 @@ def _batched_p2p(case: Case) -> bool:
 
 
 def _virtual_without_stages(case: Case) -> str | None:
-    wrong = case.layout.virtual_pipeline is not None and case.layout.pipeline == 1
-    return f"VPP {case.layout.virtual_pipeline} with a single pipeline stage" if wrong else None
+    found = virtual_stages(case)
+    return f"VPP {found} with a single pipeline stage" if found is not None and case.layout.pipeline == 1 else None
 
 
 def _no_dtype(case: Case) -> str | None:
@@ -244,7 +244,7 @@ _CONFIG = "core/transformer/transformer_config.py"
 _BLOCK = "core/transformer/transformer_block.py"
 RULES = (
     Rule(
-        "PAR-10", frozenset({PP, VPP}), _virtual_without_stages, "core/parallel_state.py:829",
+        "PAR-10", frozenset({PP, VPP, LAYOUT}), _virtual_without_stages, "core/parallel_state.py:829",
         "leave virtual_pipeline_model_parallel_size out or set PP above 1", level="build",
     ),
     Rule(

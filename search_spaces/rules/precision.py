@@ -6,6 +6,7 @@ Those of parameters, gradients and optimizer state in few bits are in `precision
 import re
 
 from search_spaces.rules import precision_state
+from search_spaces.rules.activations import ACTIVATION, GATED, activation, gated
 from search_spaces.rules.precision_state import FP4, FP8, RECIPE
 from search_spaces.rules.recompute import FREQUENCY, has_dense_layers
 from search_spaces.rules.rule import Case, Rule
@@ -20,7 +21,7 @@ ENDS, START, END = "first_last_layers_bf16", "num_layers_at_start_in_bf16", "num
 OUTPUT, WGRAD, ATTENTION = "fp8_output_proj", "fp8_wgrad", "fp8_dot_product_attention"
 PADDING, OLD_PADDING = "moe_router_padding_for_quantization", "moe_router_padding_for_fp8"
 DISPATCHER, FUSER = "moe_token_dispatcher_type", "use_transformer_engine_op_fuser"
-STORED, GATED, ACTIVATION = "activation_func_fp8_input_store", "gated_linear_unit", "activation_func"
+STORED = "activation_func_fp8_input_store"
 RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "custom")
 # Transformer Engine's first release with the recipe (core/fp8_utils.py:725-755).
 FIRST_ENGINE = {"tensorwise": "2.2", "mxfp8": "2.1", "blockwise": "2.3"}
@@ -177,8 +178,7 @@ def _too_few_to_pad(case: Case) -> str | None:
 def _input_store(case: Case) -> str | None:
     if not case.on(STORED):
         return None
-    gated = case.knobs.get(GATED) in (None, True) and case.text(ACTIVATION, "silu") in ("silu", "swiglu")
-    return None if gated else f"{STORED} without SwiGLU"
+    return None if gated(case) and activation(case) == "silu" else f"{STORED} without SwiGLU"
 
 
 def _wgrad(case: Case) -> str | None:

@@ -2,11 +2,13 @@
 
 import ast
 import graphlib
+import json
 import re
+import subprocess
+import sys
 import tokenize
 import tomllib
 from collections.abc import Iterator
-from importlib import metadata
 from io import StringIO
 from pathlib import Path
 
@@ -146,9 +148,13 @@ def test_each_dependency_is_exact_pinned_and_says_who_needs_it() -> None:
 
 
 def test_this_environment_is_the_pinned_one() -> None:
-    installed = {
-        d.metadata["Name"].lower().replace("_", "-").replace(".", "-"): d.version for d in metadata.distributions()
-    }
+    """Asked of a fresh interpreter: setuptools puts packages of its own on the path of one that has imported it."""
+    program = (
+        "import json; from importlib import metadata; "
+        "print(json.dumps([(d.metadata['Name'], d.version) for d in metadata.distributions()]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    installed = {name.lower().replace("_", "-").replace(".", "-"): found for name, found in json.loads(done.stdout)}
     wrong = {name: (installed[name], pin) for name, pin in pins().items() if installed.get(name, pin) != pin}
     assert not wrong, "installed version, pinned version"
 

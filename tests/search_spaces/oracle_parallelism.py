@@ -46,7 +46,7 @@ def group_sizes(case: Case) -> dict[str, Any]:
     return {
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
-        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline,
+        "virtual_pipeline_model_parallel_size": _stages_a_rank(case),
         "context_parallel_size": layout.context,
         "hierarchical_context_parallel_sizes": json.loads(str(sizes)) if sizes else None,
         "expert_model_parallel_size": layout.expert,
@@ -56,6 +56,17 @@ def group_sizes(case: Case) -> dict[str, Any]:
         "order": order,
         "create_gloo_process_groups": False,
     }
+
+
+def _stages_a_rank(case: Case) -> int | None:
+    """VPP; not said, the launchers read it out of the pipeline layout."""
+    if case.layout.virtual_pipeline is not None or not case.text("pipeline_model_parallel_layout"):
+        return case.layout.virtual_pipeline
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    text, stages = case.text("pipeline_model_parallel_layout"), case.layout.pipeline
+    found = PipelineParallelLayerLayout.from_str(text, stages).virtual_pipeline_model_parallel_size
+    return int(found) if found > 1 else None
 
 
 def config_of(case: Case, **changes: Any) -> Any:

@@ -53,19 +53,25 @@ class _FusedAdam:
     ) -> None: ...
 
 
-@contextmanager
-def _engine() -> Iterator[None]:
+def engine_optimizers() -> dict[str, ModuleType]:
+    """The modules by which Megatron finds Transformer Engine's optimizer."""
     engine: Any = ModuleType("transformer_engine")
-    formats = SimpleNamespace(E4M3="e4m3", HYBRID="hybrid")
-    recipes: Any = _StandIn("recipe")
-    recipes.Format = formats
-    engine.common = SimpleNamespace(recipe=recipes)
     optimizers: Any = ModuleType("optimizers")
     optimizers.FusedAdam = _FusedAdam
-    modules = {name: _StandIn(name) for name in ENGINE_MODULES}
-    with mock.patch.dict(
-        sys.modules, {"transformer_engine": engine, "transformer_engine.pytorch.optimizers": optimizers} | modules
-    ):
+    return {
+        "transformer_engine": engine,
+        "transformer_engine.pytorch": ModuleType("pytorch"),
+        "transformer_engine.pytorch.optimizers": optimizers,
+    }
+
+
+@contextmanager
+def _engine() -> Iterator[None]:
+    found: dict[str, Any] = engine_optimizers()
+    recipes: Any = _StandIn("recipe")
+    recipes.Format = SimpleNamespace(E4M3="e4m3", HYBRID="hybrid")
+    found["transformer_engine"].common = SimpleNamespace(recipe=recipes)
+    with mock.patch.dict(sys.modules, found | {name: _StandIn(name) for name in ENGINE_MODULES}):
         yield
 
 

@@ -41,9 +41,9 @@ def test_context_hierarchy_is_checked_by_launchers_and_ignored_by_megatron_core(
     assert refusing("TRAP-34", unhierarchic) == {None, "megatron-core"}
 
 
-def test_launchers_pad_the_vocabulary() -> None:
+def test_launchers_and_this_worker_pad_the_vocabulary() -> None:
     odd = {who: case(H8, tp=2, model={"vocab_size": 511}, launchers=(who,) if who else ()) for who in EVERY}
-    assert refusing("SHP-01", odd) == {None, "megatron-core"}
+    assert refusing("SHP-01", odd) == {"megatron-core"}
 
 
 @pytest.mark.parametrize(

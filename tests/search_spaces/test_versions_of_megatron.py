@@ -60,7 +60,8 @@ def case_of(probe: dict[str, Any], release: str) -> Case:
     stack: StackVersions = STACK.model_copy(
         update={"megatron_core": release, "transformer_engine": probe.get("engine", "2.20.2")}
     )
-    return Case({"moe_grouped_gemm": True, **knobs}, model_of(probe), CLUSTER, TRAINING, stack=stack)
+    unsaid = {"moe_grouped_gemm": True, "moe_router_pre_softmax": False}
+    return Case({**unsaid, **knobs}, model_of(probe), CLUSTER, TRAINING, stack=stack)
 
 
 def of_the_configuration(rule: Rule) -> bool:

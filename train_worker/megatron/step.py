@@ -70,10 +70,21 @@ class Trainer:
             "labels": text[:, 1:].contiguous(),
             "position_ids": torch.arange(length, device=text.device).expand(text.shape[0], length),
         }
-        if parallel_state.get_context_parallel_world_size() > 1:
-            batch = get_batch_on_this_cp_rank(batch, is_hybrid_cp=False)
+        batch = of_this_context_rank(batch)
         forward = model.build_schedule_plan if return_schedule_plan else model
         return forward(batch["tokens"], batch["position_ids"], None, labels=batch["labels"]), _mean_loss
+
+
+def of_this_context_rank(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The rank's part of each sequence, two of 2 x CP pieces; (batch, sequence) in and out.
+
+    Not told the group, Megatron's function cuts by all ranks of the world: TP 2 with CP 2 would train on half the
+    tokens, and ranks of one TP group on other ones.
+    """
+    if parallel_state.get_context_parallel_world_size() == 1:
+        return batch
+    group = parallel_state.get_context_parallel_group()
+    return dict(get_batch_on_this_cp_rank(batch, is_hybrid_cp=False, cp_group=group))
 
 
 def _mean_loss(per_token: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:

@@ -34,7 +34,10 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, **HYBRID, moe_expert_rank_capacity_factor=1.5),
         case(H8, **HYBRID, moe_expert_rank_capacity_factor=1.5, moe_router_force_load_balancing=True),
     ),
-    "CAP-03": (case(H8, moe_router_topk=1), case(H8, moe_router_topk=1, moe_router_pre_softmax=True)),
+    "CAP-03": (
+        case(H8, moe_router_topk=1, moe_router_pre_softmax=False),
+        case(H8, moe_router_topk=1, moe_router_pre_softmax=True),
+    ),
     "CAP-04": (
         case(H8, moe_router_group_topk=2),
         case(H8, moe_router_group_topk=2, moe_router_num_groups=2),

@@ -37,7 +37,9 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "DSP-02b": (case(H8, **FLEX, ep=2), case(H8, **FLEX, ep=2, moe_enable_deepep=True)),
     "DSP-02c": (case(H8, **NCCL), case(H8, **HYBRID, ep=2)),
     "DSP-03": (case(H8, dispatcher="alltoall", moe_enable_deepep=True), case(H8, **FLEX, moe_enable_deepep=True)),
-    "DSP-04": (case(H8, **FLEX, backend="deepep", **PADDED), case(H8, **FLEX, backend="hybridep", **PADDED)),
+    "DSP-04": (
+        case(H8, **FLEX, ep=8, backend="deepep", **PADDED), case(H8, **FLEX, ep=8, backend="hybridep", **PADDED),
+    ),
     "DSP-05": (case(H8, dispatcher="alltoall", backend="ncclep"), case(H8, **FLEX, backend="ncclep")),
     "DSP-06": (
         case(moe_deepep_num_sms=20, moe_hybridep_num_sms=16),
@@ -46,8 +48,8 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "DSP-07": (case(H8, **FLEX, backend="deepep"), case(H8, **FLEX, backend="deepep", ep=2)),
     "DSP-08": (case(H8, **FLEX, ep=2, deep_ep="not importable"), case(H8, **FLEX, ep=2, stack={"deep_ep": "1.2.1"})),
     "DSP-10": (
-        case(H8, **HYBRID, moe_expert_rank_capacity_factor=1.5),
-        case(H8, **HYBRID, moe_expert_rank_capacity_factor=1.5, use_transformer_engine_op_fuser=True),
+        case(H8, **HYBRID, ep=8, moe_expert_rank_capacity_factor=1.5),
+        case(H8, **HYBRID, ep=8, moe_expert_rank_capacity_factor=1.5, use_transformer_engine_op_fuser=True),
     ),
     "DSP-10b": (
         case(H8, dispatcher="flex", backend="ncclep", **FUSED_CAPACITY), case(H8, **HYBRID, **FUSED_CAPACITY),

@@ -13,6 +13,7 @@ GATHER: dict[str, KnobValue] = {"overlap_param_gather": True, "overlap_grad_redu
 WITH_STEP: dict[str, KnobValue] = {
     **GATHER, "use_distributed_optimizer": True, "overlap_param_gather_with_optimizer_step": True, "pp": 2,
 }  # fmt: skip
+STORED_FP8: dict[str, KnobValue] = {"fp8": "hybrid", "fp8_param_gather": True}
 ONE, EIGHT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
 REGISTERED: dict[str, KnobValue] = {"nccl_ub": True}
 CORE_017 = {"megatron_core": "0.17.0", "torch": "2.11.0"}
@@ -25,8 +26,8 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     ),
     "OVL-26": (case(H8, **WITH_STEP, launchers=LM), case(H8, **WITH_STEP, vpp=2, launchers=LM)),
     "OVL-26b": (
-        case(H8, **WITH_STEP, vpp=2, reuse_grad_buf_for_mxfp8_param_ag=True),
-        case(H8, **WITH_STEP, vpp=2, reuse_grad_buf_for_mxfp8_param_ag=False),
+        case(H8, **WITH_STEP, **STORED_FP8, vpp=2, p2p=True, reuse_grad_buf_for_mxfp8_param_ag=True),
+        case(H8, **WITH_STEP, **STORED_FP8, vpp=2, p2p=True, reuse_grad_buf_for_mxfp8_param_ag=False),
     ),
     "OVL-28": (
         case(H2, average_in_collective=True, calculate_per_token_loss=True),

@@ -67,8 +67,8 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, bias_activation_fusion=True, activation_func="silu", gated_linear_unit=False),
     ),
     "FUS-07b": (
-        case(H8, activation_func_fp8_input_store=True, gated_linear_unit=False),
-        case(H8, activation_func_fp8_input_store=True),
+        case(H8, use_te_activation_func=True, activation_func="quick_gelu"),
+        case(H8, use_te_activation_func=True, activation_func="gelu"),
     ),
     "FUS-08": (
         case(H8, model=MLA, apply_rope_fusion=True, rope_type="rope"),

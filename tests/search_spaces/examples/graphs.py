@@ -85,8 +85,8 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, **TE, **SELECTED, captured="moe_router", modules="core_attn", attention_dropout=0.1),
     ),
     "CGR-16": (
-        case(H8, **LOCAL, **OFFLOAD_ATTENTION, captured="attn"),
-        case(H8, **LOCAL, **OFFLOAD, captured="attn"),
+        case(H8, **LOCAL, **OFFLOAD_ATTENTION, captured="moe_router"),
+        case(H8, **LOCAL, **OFFLOAD, captured="moe_router"),
     ),
     "CGR-16b": (case(H8, **LOCAL, **OFFLOAD, captured="attn"), case(H8, **TE, **OFFLOAD, captured="attn")),
     "CGR-17": (

@@ -85,7 +85,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     ),
     "OVL-21b": (case(H8, **NCCL), case(H8, **NCCL, moe_ncclep_static_shape=True)),
     "OVL-22": (
-        case(H8, **SHARDED, graphs="local", captured="attn"), case(H8, **SHARDED, graphs="full_iteration"),
+        case(H8, **SHARDED, graphs="local", captured="attn+moe_router"), case(H8, **SHARDED, graphs="full_iteration"),
     ),
     "OVL-23": (
         case(gpus(4), **INTERLEAVED, num_microbatches_with_partial_activation_checkpoints=1),

@@ -12,6 +12,7 @@ from tests.search_spaces.oracle import Oracle
 
 MLA = {"multi_latent_attention": True, "num_query_groups": TINY.num_attention_heads}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+SHARDED: dict[str, KnobValue] = {"use_distributed_optimizer": True}
 COUNTED = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
 LINEAR: dict[str, KnobValue] = {
     "experimental_attention_variant": "gated_delta_net", "linear_num_key_heads": 4, "linear_attention_freq": 2,
@@ -29,7 +30,9 @@ def dense(**knobs: KnobValue) -> Case:
 
 def waves(count: int, **knobs: KnobValue) -> Case:
     """`count` micro-batches a step on two stages."""
-    return case(pp=2, training={"global_batch_size": count}, **{"vpp": 2, **knobs})
+    return case(
+        pp=2, training={"global_batch_size": count}, **{"vpp": 2, "p2p": True, "batch_p2p_comm": False, **knobs}
+    )
 
 
 def sparse(**knobs: KnobValue) -> Case:
@@ -38,18 +41,18 @@ def sparse(**knobs: KnobValue) -> Case:
 
 
 def layout(text: str, **knobs: KnobValue) -> Case:
-    return case(H8, pp=2, pipeline_model_parallel_layout=text, **knobs)
+    return case(H8, pp=2, p2p=True, pipeline_model_parallel_layout=text, **knobs)
 
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
-    "PAR-01": (case(tp=2, pp=2), case(cpus(4), tp=2, pp=2)),
-    "PAR-02": (case(tp=2, ep=2), case(tp=2, ep=2, etp=1)),
-    "PAR-03": (case(cpus(3), ep=3), case(cpus(4), ep=4)),
+    "PAR-01": (case(tp=4, sp=True, etp=1), case(cpus(4), tp=4, sp=True, etp=1)),
+    "PAR-02": (case(tp=2, sp=True, ep=2), case(tp=2, sp=True, ep=2, etp=1)),
+    "PAR-03": (case(cpus(3), ep=3, training={"global_batch_size": 12}), case(cpus(4), ep=4)),
     "PAR-04": (dense(ep=2), dense(ep=1)),
-    "PAR-05": (case(cpus(8), tp=8), case(cpus(4), tp=4)),
+    "PAR-05": (case(cpus(8), tp=8, sp=True), case(cpus(4), tp=4, sp=True)),
     "PAR-06": (
-        case(tp=2, model={"num_attention_heads": 6, "num_query_groups": 3}),
-        case(tp=2, model={"num_attention_heads": 6, "num_query_groups": 2}),
+        case(tp=2, sp=True, model={"num_attention_heads": 6, "num_query_groups": 3}),
+        case(tp=2, sp=True, model={"num_attention_heads": 6, "num_query_groups": 2}),
     ),
     "PAR-06b": (case(cpus(4), tp=4), case(tp=2)),
     "PAR-07": (case(H8, cp=8, **LINEAR), case(H8, cp=4, **LINEAR)),
@@ -59,7 +62,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "PAR-10": (case(vpp=2), case(vpp=2, pp=2)),
     "PAR-11": (case(pp=2, pipeline_dtype=None), case(pp=2)),
     "PAR-12": (case(cpus(3), pp=3), case(cpus(3), pp=3, **COUNTED)),
-    "PAR-13": (case(pp=2, vpp=4), case(pp=2, vpp=2)),
+    "PAR-13": (case(pp=2, vpp=4, p2p=True), case(pp=2, vpp=2, p2p=True)),
     "PAR-13b": (
         case(pp=2, num_layers_per_virtual_pipeline_stage=3), case(pp=2, num_layers_per_virtual_pipeline_stage=2),
     ),
@@ -89,14 +92,14 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(tp=2, sp=True, tensor_parallel_num_weight_shards=4),
     ),
     "PAR-22b": (
-        case(cpus(8), tensor_parallel_num_weight_shards=2, num_distributed_optimizer_instances=2),
-        case(cpus(8), tensor_parallel_num_weight_shards=2),
+        case(cpus(8), **SHARDED, tensor_parallel_num_weight_shards=2, num_distributed_optimizer_instances=2),
+        case(cpus(8), **SHARDED, tensor_parallel_num_weight_shards=2),
     ),
     "PAR-23": (case(mbs=16), case(mbs=8)),
     "PAR-24": (waves(3), waves(4)),
     "PAR-25": (
-        case(cpus(8), pp=2, ep=4, num_distributed_optimizer_instances=2),
-        case(cpus(8), pp=2, ep=2, num_distributed_optimizer_instances=2),
+        case(cpus(8), **SHARDED, pp=2, ep=4, num_distributed_optimizer_instances=2),
+        case(cpus(8), **SHARDED, pp=2, ep=2, num_distributed_optimizer_instances=2),
     ),
     "PAR-26": (
         case(num_virtual_stages_per_pipeline_rank=2, pipeline_model_parallel_layout=LAYOUT),
@@ -115,8 +118,8 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "PAR-30b": (case(pp=2, p2p=True, batch_p2p_comm=False), case(pp=2, vpp=2, p2p=True, batch_p2p_comm=False)),
     "PAR-31": (case(model=MLA, group_query_attention=True), case(model=MLA)),
     "PAR-32": (
-        case(cpus(8), pp=2, tp=2, etp=1, use_tp_pp_dp_mapping=True),
-        case(cpus(8), pp=2, tp=2, etp=2, use_tp_pp_dp_mapping=True),
+        case(cpus(8), pp=2, tp=2, sp=True, etp=1, use_tp_pp_dp_mapping=True),
+        case(cpus(8), pp=2, tp=2, sp=True, etp=2, use_tp_pp_dp_mapping=True),
     ),
     "PAR-33": (
         sparse(cp=2, cp_comm_type="p2p"), sparse(cp=2, cp_comm_type="all_gather"),
@@ -126,17 +129,21 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "PAR-33d": (sparse(add_bias_linear=True), sparse(add_bias_linear=False)),
     "TRAP-25": (case(pp=2, p2p=True), case(pp=2, vpp=2, p2p=True)),
     "TRAP-34": (case(H2, cp=2, cp_comm_type="a2a+p2p"), case(H2, cp=2, cp_comm_type="a2a")),
-    "SHP-01": (case(tp=2, model={"vocab_size": 511}), case(tp=2, model={"vocab_size": 510})),
+    "SHP-01": (
+        case(tp=2, sp=True, model={"vocab_size": 511}, launchers=("megatron-core",)),
+        case(tp=2, sp=True, model={"vocab_size": 510}, launchers=("megatron-core",)),
+    ),
     "SHP-02": (
         case(tp=2, sp=True, training={"sequence_length": 127}),
         case(tp=2, sp=True, training={"sequence_length": 126}),
     ),
     "SHP-03": (
-        case(tp=2, etp=2, model={"moe_ffn_hidden_size": 127}), case(tp=2, etp=1, model={"moe_ffn_hidden_size": 127}),
+        case(tp=2, sp=True, etp=2, model={"moe_ffn_hidden_size": 127}),
+        case(tp=2, sp=True, etp=1, model={"moe_ffn_hidden_size": 127}),
     ),
     "SHP-04": (
-        case(tp=2, model={"first_dense_layers": 1, "ffn_hidden_size": 255}),
-        case(tp=2, model={"first_dense_layers": 0, "ffn_hidden_size": 255}),
+        case(tp=2, sp=True, model={"first_dense_layers": 1, "ffn_hidden_size": 255}),
+        case(tp=2, sp=True, model={"first_dense_layers": 0, "ffn_hidden_size": 255}),
     ),
 }  # fmt: skip
 ORACLE: dict[str, Oracle] = {

@@ -49,8 +49,8 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(BLACKWELL, fp4="e2m1", stack={"transformer_engine": "2.7.0"}),
     ),
     "PRC-09": (
-        case(H8, **SCALED, moe_grouped_gemm=True, stack={"transformer_engine": "1.10.0"}),
-        case(H8, **SCALED, moe_grouped_gemm=True, stack={"transformer_engine": "1.11.0"}),
+        case(H8, fp8="hybrid", moe_grouped_gemm=True, stack={"transformer_engine": "1.10.0"}),
+        case(H8, fp8="hybrid", moe_grouped_gemm=True, stack={"transformer_engine": "1.11.0"}),
     ),
     "PRC-09b": (
         case(H8, **BLOCKS, stack={"transformer_engine": "2.2.0"}),

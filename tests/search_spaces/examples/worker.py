@@ -6,7 +6,7 @@ from search_spaces.shapes import ClusterShape
 from tests.search_spaces.cases import LAPTOP_RANKS, case, gpus
 from tests.search_spaces.examples.clusters import BLACKWELL, H1, H2, H8, MLA
 from tests.search_spaces.oracle import Oracle
-from tests.search_spaces.oracle_worker import fused_projections
+from tests.search_spaces.oracle_latent import fused_projections
 
 CUTEDSL, CONNECTIONS = "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "CUDA_DEVICE_MAX_CONNECTIONS"
 CORES: dict[str, KnobValue] = {"cpu_affinity": "exclusive"}

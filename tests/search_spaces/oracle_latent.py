@@ -1,0 +1,31 @@
+"""Megatron's fused latent attention as judge, up to the point where it would build its linears."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from search_spaces.rules import Case
+from tests.search_spaces.oracle import REFUSALS, target
+from tests.search_spaces.oracle_parallelism import Passed, config_of, refusal
+
+
+def fused_projections(case: Case) -> str | None:
+    """Why the real module refuses to fuse the down projections, or None."""
+
+    def keep_config(self: Any, config: Any, **_: Any) -> None:
+        self.config = config
+
+    with target(case):
+        from megatron.core.transformer.multi_latent_attention import FusedMLASelfAttention, MultiLatentAttention
+
+        with (
+            mock.patch.object(MultiLatentAttention, "__init__", keep_config),
+            mock.patch.object(FusedMLASelfAttention, "_resolve_qk_norm_config", side_effect=Passed),
+        ):
+            try:
+                FusedMLASelfAttention(config_of(case), None, 1, pg_collection=SimpleNamespace())
+            except Passed:
+                return None
+            except REFUSALS as error:
+                return refusal(error)
+    return "it did not come to its linears"
