@@ -72,6 +72,7 @@ def settings() -> Iterator[tuple[ModelShape, dict[str, KnobValue], dict[str, Any
         yield X, GROUPED | recipe | {"micro_batch_size": 4}, {}
     yield from shapes()
     yield from variants()
+    yield from captured()
 
 
 def shapes() -> Iterator[tuple[ModelShape, dict[str, KnobValue], dict[str, Any]]]:
@@ -118,6 +119,28 @@ def variants() -> Iterator[tuple[ModelShape, dict[str, KnobValue], dict[str, Any
         yield X.model_copy(update={"name": f"qwen3-30b-a3b-{layers}l", "num_layers": layers}), four, {}
     yield cut("mixtral-8x7b", 6), four, {}
     yield cut("deepseek-v3", 3, num_moe_experts=128), GROUPED | {"micro_batch_size": 1}, {}
+
+
+def captured() -> Iterator[tuple[ModelShape, dict[str, KnobValue], dict[str, Any]]]:
+    """More of CUDA graphs: their pool by what is captured, the micro-batch, the model, recompute and precision."""
+    every = ("attn", "attn+moe_router", "attn+moe_router+moe_preprocess", "moe_router+moe_preprocess")
+    whole = GRAPHS[1]
+    for modules, size in product(every, (2, 4, 8)):
+        graphs: dict[str, KnobValue] = {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": modules}
+        yield X, GROUPED | graphs | {"micro_batch_size": size}, {}
+    for size in (2, 16):
+        yield A, GROUPED | whole | {"micro_batch_size": size}, {"global_batch_size": 16}
+    for recompute in (RECOMPUTES[1], RECOMPUTES[2], RECOMPUTES[3]):
+        yield A, GROUPED | whole | recompute | {"micro_batch_size": 4}, {}
+    for recipe, size in product(RECIPES, (4, 8)):
+        yield A, GROUPED | whole | recipe | {"micro_batch_size": size}, {}
+    yield X, GROUPED | whole | RECIPES[1] | {"micro_batch_size": 8}, {}
+    yield A, GROUPED | GRAPHS[0] | RECOMPUTES[4] | {"micro_batch_size": 8}, {}
+    yield A, GROUPED | whole | {"micro_batch_size": 4, "moe_token_dispatcher_type": "allgather"}, {}
+    yield A.model_copy(update={"name": "shape-a-8l", "num_layers": 8}), GROUPED | whole | {"micro_batch_size": 4}, {}
+    yield cut("moonlight-16b-a3b", 4), GROUPED | whole | {"micro_batch_size": 2}, {}
+    yield cut("olmoe-1b-7b", 8), GROUPED | whole | {"micro_batch_size": 4}, {}
+    yield cut("mixtral-8x7b", 2), GROUPED | whole | {"micro_batch_size": 2}, {}
 
 
 def jobs() -> Iterator[tuple[str, TrialJob]]:
