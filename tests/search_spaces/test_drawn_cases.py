@@ -52,9 +52,9 @@ def on_gpus(**knobs: KnobValue) -> Case:
 ELSEWHERE: dict[tuple[str, frozenset[str]], Listed] = {
     (
         r"number of middle layers|num_layers: \d+ after|number of layers on each pipeline rank",
-        frozenset({"PAR-12", "PAR-13"}),
+        frozenset({"PAR-10", "PAR-12", "PAR-13"}),
     ): Listed(
-        "layers counted with embedding and loss: get_num_layers_to_build checks the same of every split",
+        "layers counted with embedding and loss: get_num_layers_to_build checks the same of every split, groups of VPP",
         on_gpus(pp=2, account_for_loss_in_pipeline_split=True),
     ),
     (r"apply_rope_fusion for MLA only works with YARN", frozenset({"RUN-13"})): Listed(
