@@ -139,6 +139,8 @@ def _model(placed: PlacedData, folder: Path) -> tuple[ModelShape | None, list[Fa
     if choice.facts is not None:
         return choice.facts, []
     if choice.hf_config is not None:
+        if (folder / choice.hf_config).exists() and not (folder / choice.hf_config).is_file():
+            return None, [placed.fault(("model", "hf_config"), f"{choice.hf_config} is not a regular file")]
         try:
             return read_hf_config(folder / choice.hf_config), []
         except InputError as error:

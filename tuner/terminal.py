@@ -92,10 +92,15 @@ def explain(error: MoetuneError, stdout: int | None) -> None:
         write(stdout, json.dumps(answer, indent=2))
 
 
+def escaped(text: str) -> str:
+    """`text` with escapes for control characters, which a terminal would obey, line breaks too."""
+    return "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
+
+
 def say(text: str) -> None:
-    """A line on stderr; where that cannot be written either, the exit code alone tells."""
+    """Lines on stderr; where that cannot be written either, the exit code alone tells."""
     stream: TextIO = sys.stderr
     try:
-        print(text, file=stream, flush=True)
+        print("\n".join(map(escaped, text.split("\n"))), file=stream, flush=True)
     except OSError:
         silence(2)
