@@ -9,7 +9,8 @@ from search_spaces.legal import LegalSpace, Refusal
 from search_spaces.rules import Case, Rule
 from search_spaces.shapes import Noun
 
-ALONE_NODES = 3_000  # a recount costs as much as the count; ten of them, on a larger diagram, over a second
+# A recount costs as much as the count; ten of them, on a larger diagram, over a second.
+ALONE_NODES, ALONE_QUESTIONS = 3_000, 30_000
 
 
 class Blocking(Noun):
@@ -48,7 +49,7 @@ def by_fact(legal: LegalSpace) -> dict[str, int]:
 
 def _blocking(legal: LegalSpace, refusal: Refusal, rule: Rule) -> Blocking:
     alone = None
-    if legal.nodes <= ALONE_NODES:
+    if legal.nodes <= ALONE_NODES and legal.questions <= ALONE_QUESTIONS:
         others = [other for other in legal.rules if other.id != rule.id]
         alone = LegalSpace(legal.space, others, legal.facts).count - legal.count
     facts = facts_read(rule, _case(legal.facts, refusal))

@@ -11,6 +11,7 @@ from search_spaces.candidate import MODULE_SEPARATOR, KnobValue, layout_of, modu
 
 TP, EP, ETP = "tensor_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"
 SP, VPP = "sequence_parallel", "virtual_pipeline_model_parallel_size"
+EP_OVERLAP = "overlap_moe_expert_parallel_comm"
 DISPATCHER, BACKEND = "moe_token_dispatcher_type", "moe_flex_dispatcher_backend"
 GRANULARITY, RECOMPUTED = "recompute_granularity", "recompute_modules"
 IMPL, CAPTURED, CAPACITY = "cuda_graph_impl", "cuda_graph_modules", "moe_expert_capacity_factor"
@@ -113,7 +114,7 @@ def _changes(knobs: Knobs, launchers: frozenset[str]) -> dict[str, KnobValue]:
         changed[ETP] = 1 if bridge else layout.tensor
     if layout.sequence_parallel and layout.tensor == 1 and launchers & {"megatron-bridge", "megatron-lm"}:
         changed[SP] = False  # TRAP-06; megatron-core itself refuses it
-    if knobs.get(VPP) == 1:
+    if knobs.get(VPP) == 1 and not _interleaves_one_chunk(knobs, launchers):
         changed[VPP] = None  # one chunk a stage is the schedule without chunks
     if isinstance(factor := knobs.get(CAPACITY), int | float) and factor < 0:
         changed[CAPACITY] = None  # TRAP-24: dropless
@@ -127,6 +128,14 @@ def _changes(knobs: Knobs, launchers: frozenset[str]) -> dict[str, KnobValue]:
         missing = (router - set(captured)).pop()
         changed[CAPTURED] = MODULE_SEPARATOR.join((*captured, missing))  # TRAP-17
     return changed
+
+
+def _interleaves_one_chunk(knobs: Knobs, launchers: frozenset[str]) -> bool:
+    """Megatron-LM (arguments.py:944) and published tables mean "no chunks" by VPP 1; to megatron-core any number is
+    the interleaved schedule, and the EP overlap's condition (transformer_config.py:2675) is met by it."""
+    if "megatron-lm" in launchers:
+        return False
+    return "megatron-core" in launchers or (bool(knobs.get(EP_OVERLAP)) and layout_of(knobs).pipeline > 1)
 
 
 def _sorted_list(value: KnobValue) -> str:

@@ -52,6 +52,24 @@ class _Later(Exception):
     """A knob that is not decided was read."""
 
 
+class TooManyQuestions(Exception):
+    """Rules have been asked as often as they may be."""
+
+
+class _Questions:
+    """How often rules have been asked, and may be."""
+
+    most = 400_000  # some 6 s on one core; `moe-full` at 1024 GPUs asks 55,000
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def one(self) -> None:
+        self.asked += 1
+        if self.asked > self.most:
+            raise TooManyQuestions
+
+
 class _Decided(dict[str, Any]):
     """Knobs or variables decided so far; reading one in `missing` raises _Later, and so does listing them early."""
 
@@ -96,8 +114,8 @@ class _Decided(dict[str, Any]):
 class _Waiting:
     """One rule over the knobs it reads, in the order they are decided."""
 
-    def __init__(self, rule: Rule, knobs: Sequence[Knob], facts: Case) -> None:
-        self._rule, self._knobs, self._facts = rule, tuple(knobs), facts
+    def __init__(self, rule: Rule, knobs: Sequence[Knob], facts: Case, questions: _Questions) -> None:
+        self._rule, self._knobs, self._facts, self._questions = rule, tuple(knobs), facts, questions
         self._is_env = [knob.is_env for knob in knobs]
         self._missing = [frozenset(knob.name for knob in knobs[at:]) for at in range(len(knobs) + 1)]
         self._options = [(*knob.choices, ABSENT) if knob.when else knob.choices for knob in knobs]
@@ -151,6 +169,7 @@ class _Waiting:
         return option is not ABSENT or not sure
 
     def _ask(self, read: tuple[object, ...]) -> State:
+        self._questions.one()
         facts = self._facts
         knobs, env = _Decided(), _Decided()
         for knob, value, is_env in zip(self._knobs, read, self._is_env, strict=False):
@@ -175,13 +194,16 @@ def _typed(value: object) -> tuple[type, object]:
 
 
 class LazyRules:
-    """The rules over knobs decided in `order`, for the target in `facts`."""
+    """The rules over knobs decided in `order`, for the target in `facts`. Raises TooManyQuestions."""
 
     def __init__(self, order: Sequence[Knob], rules: Sequence[Rule], facts: Case) -> None:
-        self.rules = tuple(rules)
+        self.rules, self._questions = tuple(rules), _Questions()
         place = {knob.name: at for at, knob in enumerate(order)}
         reads = [sorted(place[name] for name in rule.reads if name in place) for rule in rules]
-        self._waiting = [_Waiting(rule, [order[p] for p in at], facts) for rule, at in zip(rules, reads, strict=True)]
+        self._waiting = [
+            _Waiting(rule, [order[p] for p in at], facts, self._questions)
+            for rule, at in zip(rules, reads, strict=True)
+        ]
         self._always = [number for number, at in enumerate(reads) if not at]
         asked: list[list[int]] = [[] for _ in order]
         for number, at in enumerate(reads):
@@ -202,6 +224,11 @@ class LazyRules:
             self._steps.append(_Step(places, _pick(before, carried), set(opened), _pick((*kept, p), still), still))
             before, kept = (*carried, *opened), still
         self._kept = [()] + [step.still for step in self._steps]
+
+    @property
+    def questions(self) -> int:
+        """How often rules have been asked so far."""
+        return self._questions.asked
 
     def start(self) -> tuple[Node, Verdict | None]:
         """The root, and the refusal of a rule that reads no knob of the space, if there is one."""

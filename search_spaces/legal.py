@@ -9,17 +9,17 @@ from, so what is drawn is legal by construction.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.errors import Fault, InputError
-from search_spaces.lazy_rules import LazyRules, Node, known_values
+from search_spaces.lazy_rules import LazyRules, Node, TooManyQuestions, known_values
 from search_spaces.rules import Case, Rule, Verdict
 from search_spaces.shapes import Noun
 from search_spaces.space import ABSENT, Knob, LeafCounter, SearchSpace
 from search_spaces.walk_order import walk_order
 
-NODE_LIMIT = 2_000_000  # about 2 GB; a space that couples more is narrowed by its user
+EDGE_LIMIT = 600_000  # some 10 s on one core; `moe-full` at 512 GPUs has 140,000, with every refused one
 Choose = Callable[[Knob, tuple[KnobValue, ...]], KnobValue]
 
 
@@ -56,7 +56,7 @@ class LegalSpace:
     """The points of `space` that `rules` accept for the target in `facts` (whose knobs are not looked at).
 
     `total` points, of which `count` are legal; total == count + the counts of `refusals`. Raises InputError where the
-    rules couple so many choices that the diagram outgrows memory.
+    rules couple so many choices that the diagram would take minutes.
     """
 
     def __init__(self, space: SearchSpace, rules: Sequence[Rule], facts: Case) -> None:
@@ -67,6 +67,7 @@ class LegalSpace:
         self._layers = [_Layer() for _ in range(len(self.order) + 1)]
         self._refused: dict[str, tuple[str, int, Candidate]] = {}
         self._leaves = LeafCounter(space, self.order)
+        self._edges = 0
         self._grow()
         self._count()
         self.total = space.size()
@@ -76,6 +77,11 @@ class LegalSpace:
     def nodes(self) -> int:
         """How large the diagram is."""
         return sum(len(layer.ways) for layer in self._layers)
+
+    @property
+    def questions(self) -> int:
+        """How often rules were asked to make it."""
+        return self._rules.questions
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
@@ -155,22 +161,28 @@ class LegalSpace:
             return
         self._root = root
         self._layers[0].ways[root] = 1
-        total = 0
         for depth, knob in enumerate(self.order):
-            layer, after = self._layers[depth], self._layers[depth + 1]
-            for node, ways in layer.ways.items():
-                layer.edges[node] = edges = []
-                for value in self._values(depth, knob, node):
-                    child, refused = self._rules.decide(depth, node, value)
-                    if refused:
-                        self._refuse(refused, depth + 1, (node, value), ways)
-                        continue
-                    edges.append(_Edge(value, child))
-                    after.ways[child] = after.ways.get(child, 0) + ways
-                    after.parents.setdefault(child, (node, value))
-            total += len(after.ways)
-            if total > NODE_LIMIT:
-                self._too_wide(depth)
+            for node, ways in self._layers[depth].ways.items():
+                try:
+                    self._branch(depth, knob, node, ways)
+                except TooManyQuestions:
+                    self._too_wide(depth, f"{self.questions - 1:,} questions to rules")
+                if self._edges > EDGE_LIMIT:
+                    self._too_wide(depth, f"{EDGE_LIMIT:,} decisions to judge")
+
+    def _branch(self, depth: int, knob: Knob, node: Node, ways: int) -> None:
+        """The edges of one node, and what is refused on them."""
+        after = self._layers[depth + 1]
+        self._layers[depth].edges[node] = edges = []
+        for value in self._values(depth, knob, node):
+            self._edges += 1
+            child, refused = self._rules.decide(depth, node, value)
+            if refused:
+                self._refuse(refused, depth + 1, (node, value), ways)
+                continue
+            edges.append(_Edge(value, child))
+            after.ways[child] = after.ways.get(child, 0) + ways
+            after.parents.setdefault(child, (node, value))
 
     def _count(self) -> None:
         """From the leaves back: how many legal points lie below each node."""
@@ -215,10 +227,10 @@ class LegalSpace:
             path = self._layers[depth].parents.get(node, ())
         return self.space.canonical(values)
 
-    def _too_wide(self, depth: int) -> None:
+    def _too_wide(self, depth: int, work: str) -> NoReturn:
         widest = sorted(self.order[: depth + 1], key=lambda knob: -len(knob.choices))[:3]
         names = ", ".join(f"{knob.name} ({len(knob.choices)})" for knob in widest)
-        message = f"space {self.space.name!r} couples too many choices (over {NODE_LIMIT:,} states)"
+        message = f"space {self.space.name!r} couples too many choices (over {work})"
         raise InputError([Fault(message)], f"narrow space.choices; the knobs with most choices: {names}")
 
 

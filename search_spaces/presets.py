@@ -91,7 +91,8 @@ def _listed(name: str) -> GpuShape | None:
 def gpu_named(text: str) -> GpuShape:
     """A GPU by name ("H100", "NVIDIA H100 80GB HBM3"), or by name and architecture ("X100 sm_90"), listed or not.
 
-    Of an unlisted one the memory is told as the smallest there is. Raises InputError with the known ones.
+    Of an unlisted one the memory is told as the smallest there is. Raises InputError with the known ones, and where
+    a listed one is said to be of another architecture.
     """
     name, mark, digits = (part.strip() for part in text.rpartition("sm_"))
     name, digits = name or (text.strip() if not mark else ""), digits.rstrip("af") if mark else ""
@@ -101,6 +102,9 @@ def gpu_named(text: str) -> GpuShape:
     listed = _listed(name)
     if listed is not None and (not mark or listed.gpu_arch.endswith(f"sm_{digits}")):
         return listed
+    if listed is not None:
+        hint = "give its own architecture, or leave it out"
+        raise InputError([Fault(f"{listed.name} is {listed.gpu_arch.split()[-1]}, not sm_{digits}", hint=hint)])
     if not mark:
         hint = f'known: {", ".join(GPUS)}; or give the architecture too, such as "X100 sm_90"'
         raise InputError([Fault(f"no GPU {text!r}", hint=hint)])

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from search_spaces.candidate import Candidate, KnobValue, modules
 from search_spaces.errors import Fault, InputError
 
+MOST_CHOICES = 64  # of one knob: what rules couple grows with their product
 ABSENT = object()  # stands for the value of a knob that does not exist where it is looked for
 
 
@@ -172,6 +173,9 @@ class SearchSpace:
                 faults.append(ChoiceFault(name, None, f"no knob {name!r} in space {self.name!r}", hint))
             elif not values:
                 faults.append(ChoiceFault(name, None, f"{name} has no choices", "list at least one value"))
+            elif len(values) > MOST_CHOICES:
+                message = f"{name} has {len(values):,} choices, more than {MOST_CHOICES}"
+                faults.append(ChoiceFault(name, None, message, "narrow it to those worth a trial"))
             else:
                 faults += [_value_fault(knob, i, value) for i, value in enumerate(values) if not knob.allows(value)]
         return faults

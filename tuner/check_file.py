@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.errors import Fault, InputError
+from tuner.file_text import file_text
+from tuner.json_text import read_json, refuse_halves
 from tuner.sweep_yaml import PlacedData, parse
 
 NEXT_STEP = 'give one mapping with world_size, model, knobs; a list of them; or {"cases": [...]}, in JSON or YAML'
+MOST_BYTES = 20_000_000  # 20,000 configurations
 MOST_VALUES = 300_000  # of a YAML file, an alias counted as often as it is used
 _KEY = re.compile(r'"((?:[^"\\]|\\.)+)"\s*:')
 _SPACE = " \t\r\n"
@@ -74,7 +77,7 @@ class CheckFile:
 
 def read_check_file(path: Path) -> CheckFile:
     """Raises InputError where the file cannot be read, is neither JSON nor YAML, or holds no configuration."""
-    text = _text(path)
+    text = file_text(path, MOST_BYTES, "give a JSON or YAML file")
     data, placed = _parsed(path, text)
     inside = isinstance(data, dict) and "cases" in data
     cases = data["cases"] if inside else [data] if isinstance(data, dict) and data else data
@@ -86,26 +89,15 @@ def read_check_file(path: Path) -> CheckFile:
     return CheckFile(str(path), text, cases, ("cases",) if inside else (), placed)
 
 
-def _text(path: Path) -> str:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        what = (error.strerror or "it cannot be read").lower()
-        raise InputError([Fault(f"cannot read it: {what}", str(path))], "give a JSON or YAML file") from error
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise InputError([Fault("not UTF-8 text", str(path), line)], "give a JSON or YAML file") from error
-
-
 def _parsed(path: Path, text: str) -> tuple[Any, PlacedData | None]:
     """JSON where the file begins like it, or is named so; else YAML."""
     if not text.strip():
         return None, None
     if text.lstrip()[0] in "{[" or path.suffix == ".json":
         try:
-            return _json(path, text), None
+            data = read_json(text, str(path))
+            refuse_halves(data, text, str(path), pairs=True)
+            return data, None
         except json.JSONDecodeError as error:
             if path.suffix == ".json":
                 fault = Fault(f"not JSON: {error.msg}", str(path), error.lineno, error.colno)
@@ -116,42 +108,8 @@ def _parsed(path: Path, text: str) -> tuple[Any, PlacedData | None]:
         raise InputError(list(error.faults), "mend the file at this place") from error
     if placed.faults:
         raise InputError(placed.faults, "mend the file at these places")
-    _encodable(path, placed.data, text)
+    refuse_halves(placed.data, text, str(path), pairs=False)
     return placed.data, placed
-
-
-def _json(path: Path, text: str) -> Any:
-    twice: list[str] = []
-
-    def built(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
-            twice.extend(name for name in made if sum(name == each for each, _ in pairs) > 1)
-        return made
-
-    try:
-        data = json.loads(text, object_pairs_hook=built)
-    except json.JSONDecodeError:
-        raise
-    except RecursionError as error:
-        raise InputError([Fault("nested too deeply", str(path))], NEXT_STEP) from error
-    except ValueError as error:  # an integer of more than 4,300 digits
-        raise InputError([Fault(f"not JSON: {error}", str(path))], "mend the file") from error
-    if twice:
-        faults = [Fault(f"key {name!r} is given twice in one mapping", str(path)) for name in dict.fromkeys(twice)]
-        raise InputError(faults, "keep one of them")
-    _encodable(path, data, text)
-    return data
-
-
-def _encodable(path: Path, data: Any, text: str) -> None:
-    """Half of a surrogate pair ("\\ud800") is no character: no answer could name it."""
-    if "\\u" not in text and "\\U" not in text:
-        return
-    try:
-        json.dumps(data, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise InputError([Fault("an escape that is no character (half a surrogate pair)", str(path))]) from error
 
 
 def _starts(text: str, count: int) -> list[int]:

@@ -5,71 +5,81 @@ Exit codes: 0 done; 1 a fault of ours; 2 the input is wrong; 3 nothing acceptabl
 """
 
 import argparse
-import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 from pydantic import BaseModel
 from rich.console import Console
 
-from search_spaces.errors import InputError, MoetuneError, NothingAcceptable
+from search_spaces.errors import Fault, InputError, MoetuneError, NothingAcceptable
+from tuner.terminal import console_for, explain, ready_streams, say, set_aside_stdout, silence, unwritten, write
 
 OK, INTERRUPTED = 0, 130
-PIPE_WIDTH = 160  # characters; a pipe has no width of its own
 Command = Callable[[argparse.Namespace, Console], BaseModel | None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Only a fault of ours shows a traceback."""
-    options = parser().parse_args(arguments)
+    wanted = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        ready_streams()
+        code = _answered(wanted)
+        sys.stdout.flush()
+        return code
+    except MoetuneError as error:
+        explain(error, None)
+        return error.exit_code
+    except BrokenPipeError:  # the reader (head, less) went away
+        silence(sys.stdout.fileno())
+        return OK
+    except OSError as error:
+        if (lost := unwritten(error)) is None:
+            raise
+        silence(sys.stdout.fileno())
+        explain(lost, None)
+        return lost.exit_code
+
+
+def _answered(wanted: Sequence[str]) -> int:
+    try:
+        options = parser().parse_args(wanted)
+    except WrongArguments as error:
+        explain(error, set_aside_stdout() if "--json" in wanted else None)
+        return error.exit_code
     # Libraries print where they like; with --json the real stdout is set aside for the one document.
-    stdout = options.stdout = _set_aside_stdout() if options.json else None
-    console = PatientConsole(stderr=options.json, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    stdout = options.stdout = set_aside_stdout() if options.json else None
+    console = console_for(options.json)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     command: Command = options.command
     try:
         result = command(options, console)
     except MoetuneError as error:
-        _explain(error, stdout)
+        explain(error, stdout)
         return error.exit_code
     except KeyboardInterrupt:
-        print("moetune: interrupted; what was finished is kept, go on with --resume", file=sys.stderr)
+        say("moetune: interrupted; what was finished is kept, go on with --resume")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader (head, less) went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
     if stdout is not None and result is not None:
-        _write(stdout, result.model_dump_json(indent=2))
+        write(stdout, result.model_dump_json(indent=2))
     return int(options.exit_code)
 
 
-class PatientConsole(Console):
-    """A console whose reader may go away (`| head`): what is left goes nowhere, and the sweep goes on."""
-
-    def on_broken_pipe(self) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+class WrongArguments(InputError):
+    """The command line cannot be read."""
 
 
-def _set_aside_stdout() -> int:
-    """A copy of stdout; what anyone prints from here on goes to stderr."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    return kept
-
-
-def _write(descriptor: int, text: str) -> None:
-    with suppress(BrokenPipeError), os.fdopen(descriptor, "w") as stream:  # the reader (head, less) may be gone
-        stream.write(text + "\n")
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        usage = " ".join(self.format_usage().removeprefix("usage:").split())
+        raise WrongArguments([Fault(message)], usage)
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="moetune", description="Finds the fastest correct way to train a Mixture-of-Experts model, and proves it."
     )
     top.add_argument("--version", action="version", version=f"moetune {version('moetune')}")
@@ -80,14 +90,6 @@ def parser() -> argparse.ArgumentParser:
         add(verb)
         verb.set_defaults(command=function, exit_code=OK)
     return top
-
-
-def _explain(error: MoetuneError, stdout: int | None) -> None:
-    print(f"moetune: {error}", file=sys.stderr)
-    if stdout is not None:
-        faults = [vars(fault) for fault in error.faults] if isinstance(error, InputError) else []
-        answer = {"error": error.what, "next_step": error.next_step, "exit_code": error.exit_code, "faults": faults}
-        _write(stdout, json.dumps(answer, indent=2))
 
 
 def _run(options: argparse.Namespace, console: Console) -> BaseModel | None:
@@ -139,7 +141,7 @@ def _check(options: argparse.Namespace, console: Console) -> BaseModel | None:
         render(found, console)
     if found.faults:  # the verdicts on the others stand
         for fault in found.faults:
-            print(f"moetune: {fault}", file=sys.stderr)
+            say(f"moetune: {fault}")
         options.exit_code = InputError.exit_code
     elif not any(verdict.valid for verdict in found.root):
         options.exit_code = NothingAcceptable.exit_code
@@ -154,7 +156,7 @@ def _memory(options: argparse.Namespace, console: Console) -> BaseModel | None:
         render(found, console)
     if found.faults:  # the plans of the others stand
         for fault in found.faults:
-            print(f"moetune: {fault}", file=sys.stderr)
+            say(f"moetune: {fault}")
         options.exit_code = InputError.exit_code
     elif all(plan.fit == "refused" for plan in found.root):
         options.exit_code = NothingAcceptable.exit_code
@@ -210,7 +212,7 @@ def _ui(options: argparse.Namespace, _console: Console) -> BaseModel | None:
     from tuner.sweep import load_sweep
 
     def announce(found: Dashboard) -> None:  # before the dashboard takes this process over
-        _write(options.stdout, found.model_dump_json(indent=2))
+        write(options.stdout, found.model_dump_json(indent=2))
 
     spec = load_sweep(options.sweep).spec
     uri = resolve_uri(spec.tracking.mlflow_uri, spec.tracking.folder)

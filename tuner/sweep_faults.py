@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from search_spaces.candidate import KnobValue
+from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.errors import Fault, InputError
 from search_spaces.hf_config import read_hf_config
 from search_spaces.named_spaces import NAMED_SPACES
@@ -20,6 +21,8 @@ from search_spaces.space import SearchSpace, nearest
 from tuner.objective import BETTER
 from tuner.sweep_spec import ModelChoice, SpaceChoice, SweepSpec
 from tuner.sweep_yaml import PlacedData, parse, read_text
+
+TRIED = 1000  # other defaults, to name one that can run
 
 
 def checked(path: Path) -> tuple[SweepSpec, str, ModelShape, SearchSpace]:
@@ -136,6 +139,8 @@ def _model(placed: PlacedData, folder: Path) -> tuple[ModelShape | None, list[Fa
     if choice.facts is not None:
         return choice.facts, []
     if choice.hf_config is not None:
+        if (folder / choice.hf_config).exists() and not (folder / choice.hf_config).is_file():
+            return None, [placed.fault(("model", "hf_config"), f"{choice.hf_config} is not a regular file")]
         try:
             return read_hf_config(folder / choice.hf_config), []
         except InputError as error:
@@ -179,12 +184,31 @@ def _misfits(placed: PlacedData, model: ModelShape, space: SearchSpace) -> list[
         faults.append(placed.fault(where, f"sequence_length {training.sequence_length}: {longest}"))
     stack = _section(placed, "stack", StackVersions)
     faults += _version_faults(placed, stack)
-    case = case_of(space.default(), model, cluster, training, stack)
-    for rule in rules_for(frozenset(), stack.megatron_core if stack else None):
-        if reason := rule.refusal(case):
-            message = f"the default configuration cannot run here: {reason} [{rule.id}]"
-            faults.append(placed.fault(("space",), message, at_key=True))
+    rules = rules_for(frozenset(), stack.megatron_core if stack else None)
+
+    def refusals(candidate: Candidate) -> list[str]:
+        case = case_of(candidate, model, cluster, training, stack)
+        return [f"{reason} [{rule.id}]" for rule in rules if (reason := rule.refusal(case))]
+
+    if refused := refusals(space.default()):
+        hint = _listed_first(space, lambda candidate: not refusals(candidate))
+        words = "the default configuration cannot run here"
+        faults += [placed.fault(("space",), f"{words}: {why}", hint, at_key=True) for why in refused]
     return faults
+
+
+def _listed_first(space: SearchSpace, can_run: Callable[[Candidate], bool]) -> str:
+    """Which choices to list first so that the default can run: the first is it where a knob's own is not listed."""
+    own = NAMED_SPACES[space.name].by_name
+    knobs = [knob for knob in space.knobs if len(knob.choices) > 1 and knob.default != own[knob.name].default]
+    points = list(islice(product(*(knob.choices for knob in knobs)), TRIED))
+    points.sort(key=lambda point: sum(value != knob.default for value, knob in zip(point, knobs, strict=True)))
+    for point in points:
+        changed = {k.name: value for value, k in zip(point, knobs, strict=True) if value != k.default}
+        if changed and can_run(space.canonical(changed)):
+            listed = " and ".join(f"{json.dumps(value)} first under {name}" for name, value in changed.items())
+            return f"the first choice listed is a knob's default where its own is not listed: put {listed}"
+    return ""
 
 
 def _device_faults(placed: PlacedData, cluster: ClusterShape) -> list[Fault]:

@@ -8,12 +8,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from search_spaces.errors import Fault, InputError
+from tuner.file_text import file_text
 
 MAX_BYTES = 256 * 1024  # a long sweep file is 5 KiB
 MAX_VALUES = 20_000
@@ -44,26 +47,14 @@ class PlacedData:
 
 def read_text(path: Path) -> str:
     """The text of a sweep file. Raises InputError where it is missing, a directory, too large or not UTF-8."""
-    try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        reason = (error.strerror or "cannot be read").lower()
-        raise InputError([Fault(f"cannot read it: {reason}", str(path))], "name a sweep file") from error
-    if len(raw) > MAX_BYTES:
-        raise InputError([Fault(f"larger than {MAX_BYTES} bytes", str(path))], "name a sweep file")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise InputError([Fault("not UTF-8 text", str(path), line)], "name a sweep file") from error
+    return file_text(path, MAX_BYTES, "name a sweep file")
 
 
 def parse(text: str, file: str, most: int = MAX_VALUES) -> PlacedData:
     """The data of one YAML document of at most `most` values. Raises InputError where it is no YAML; lesser faults are
     in `faults`."""
     try:
-        node = YAML(typ="safe", pure=True).compose(io.StringIO(text))
+        node = _bounded(most, file).compose(io.StringIO(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = (mark.line + 1, mark.column + 1) if mark else (0, 0)
@@ -82,6 +73,27 @@ def parse(text: str, file: str, most: int = MAX_VALUES) -> PlacedData:
     return placed
 
 
+def _bounded(most: int, file: str) -> YAML:
+    """A reader that gives up at more than `most` values, before it has read on: a million of them take a minute."""
+    left = most
+
+    class Counting(Composer):
+        def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+            nonlocal left
+            left -= 0 if index is None and isinstance(parent, MappingNode) else 1  # a key is no value
+            if left < 0:
+                raise _too_many(most, file)
+            return super().compose_node(parent, index)  # type: ignore[no-any-return]
+
+    reader = YAML(typ="safe", pure=True)
+    reader.Composer = Counting
+    return reader
+
+
+def _too_many(most: int, file: str) -> InputError:
+    return InputError([Fault(f"more than {most} values", file)], "use fewer values and aliases (*name)")
+
+
 class _Builder:
     """Turns composed nodes into plain data, noting places and faults."""
 
@@ -96,7 +108,7 @@ class _Builder:
     def build(self, node: Node, path: tuple[str | int, ...]) -> Json:
         self._left -= 1
         if self._left < 0:
-            raise InputError([Fault(f"more than {self._most} values", self._placed.file)], "use fewer aliases (*name)")
+            raise _too_many(self._most, self._placed.file)
         if id(node) in self._open:
             self._fault(node, "an alias that contains itself")
             return None
@@ -120,7 +132,8 @@ class _Builder:
         built: dict[str, Json] = {}
         for key, value in node.value:
             if not isinstance(key, ScalarNode) or _tag(key) == "merge":
-                self._fault(key, "only plain words can be keys here")
+                merge = isinstance(key, ScalarNode)
+                self._fault(key, "merge keys (<<) are not read" if merge else "only plain words can be keys here")
                 continue
             if key.value in built:
                 first = self._placed.keys[(*path, key.value)][0]

@@ -105,3 +105,9 @@ def test_a_gpu_by_the_words_of_people(text: str, arch: str) -> None:
 def test_a_gpu_that_only_looks_like_a_known_one(text: str) -> None:
     with pytest.raises(InputError, match=r"no GPU .*known: "):
         gpu_named(text)
+
+
+@pytest.mark.parametrize("text", ["H100 sm_100", "NVIDIA B200 sm_90a", "A100 sm_90"])
+def test_a_listed_gpu_has_one_architecture(text: str) -> None:
+    with pytest.raises(InputError, match=r"(H100|B200|A100) is sm_\d+, not sm_\d+ "):
+        gpu_named(text)

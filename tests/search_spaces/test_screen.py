@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from search_spaces.candidate import KnobValue
 from search_spaces.errors import InputError
 from search_spaces.legal import LegalSpace
-from search_spaces.named_spaces import LAPTOP, MOE_CORE
+from search_spaces.named_spaces import LAPTOP, MOE_CORE, MOE_FULL
 from search_spaces.presets import load_model
 from search_spaces.rules import ALL_RULES, Case, Rule, case_of, rules_for
 from search_spaces.screen import screen, verdict
@@ -155,11 +156,20 @@ def test_screening_lists_only_what_it_must() -> None:
     assert asked.total() < 10_000
 
 
-def test_a_space_that_couples_too_much_names_the_knobs_to_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("search_spaces.legal.NODE_LIMIT", 100)
-    with pytest.raises(InputError, match="couples too many choices") as caught:
+@pytest.mark.parametrize("limit", ["legal.EDGE_LIMIT", "lazy_rules._Questions.most"])
+def test_a_space_that_couples_too_much_names_the_knobs_to_narrow(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(f"search_spaces.{limit}", 100)
+    with pytest.raises(InputError, match=r"couples too many choices \(over 100 ") as caught:
         screen(LAPTOP, TINY, LAPTOP_RANKS, TRAINING)
     assert "narrow space.choices" in caught.value.next_step
+
+
+def test_many_choices_that_rules_couple_are_refused_in_seconds() -> None:
+    wide = MOE_FULL.restrict({"micro_batch_size": tuple(range(1, 65)), "tensor_model_parallel_size": range(1, 65)})
+    began = process_time()
+    with pytest.raises(InputError, match="couples too many choices"):
+        screen(wide, load_model("qwen3-30b-a3b"), gpus(64), TRAINING, STACK)
+    assert process_time() - began < 60
 
 
 @settings(max_examples=100, deadline=None)

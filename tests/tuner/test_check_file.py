@@ -1,6 +1,7 @@
 """The file of `moetune check`: JSON or YAML, one configuration or many, where a fault stands, what is no such file."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 
 from search_spaces.errors import InputError
 from tests.tuner.check_cases import BAD, GOOD, case, judged, written
+from tuner.cli import main
 from tuner.commands.check import check
+from tuner.sweep import load_sweep
 
 
 @pytest.mark.parametrize("data", [GOOD, [GOOD], {"cases": [GOOD]}])
@@ -73,7 +76,7 @@ def test_the_same_id_twice_is_a_warning(tmp_path: Path) -> None:
         (b"3", "neither a configuration nor a list"),
         (b'{"world_size": 8', "not JSON"),
         (b'{"world_size": 8, "world_size": 16}', "key 'world_size' is given twice"),
-        (b'{"world_size": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"world_size": ' + b"9" * 5000 + b"}", "a number of 5,000 digits"),
         (b'{"id": "\\ud800", "world_size": 8}', "no character"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"knobs": ' * 50_000, "nested too deeply"),
@@ -125,3 +128,63 @@ def test_a_mark_of_byte_order_is_no_fault(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read it"):
         check(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ('{"a": "}\\"{",\n"knobs": {\n"tp": 1,\n"pp": {"tp": 2},\n"t\\u0070": 3}}', 5, r"'tp' .*first on line 3"),
+        ('[{"a": 1},\n{"a": 1}, {"b": 1,\n"b": 2}]', 3, r"'b' .*first on line 2"),
+        ('{"id": "\\ud83d\\ude00 \\\\ud800",\n"x": "\\ud83dx"}', 2, "half a surrogate"),
+        ('{"id": "\\ude00"}', 1, "half a surrogate"),
+        ('{"id": 1,\n"world_size": ' + "9" * 5000 + "}", 2, "a number of 5,000 digits"),
+    ],
+)
+def test_what_json_allows_and_we_do_not_names_its_line(text: str, line: int, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "cases.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words) as caught:
+        check(path)
+    assert [fault.line for fault in caught.value.faults] == [line]
+    assert caught.value.next_step
+
+
+def test_half_a_character_in_yaml_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "cases.yaml"
+    path.write_text('id: "\\u00e9"\nworld_size: 8\nmodel: "\\ud800"\n')
+    with pytest.raises(InputError, match="half a surrogate") as caught:
+        check(path)
+    assert caught.value.faults[0].line == 3
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cases.json")
+    with pytest.raises(InputError, match="not a regular file"):
+        check(tmp_path / "cases.json")
+    with pytest.raises(InputError, match="not a regular file"):
+        load_sweep(tmp_path / "cases.json")
+
+
+def test_a_large_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "cases.yaml"
+    with path.open("wb") as stream:
+        stream.truncate(20_000_001)
+    with pytest.raises(InputError, match="larger than 20000000 bytes"):
+        check(path)
+
+
+def test_reading_ends_at_the_first_value_too_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "cases.yaml"
+    path.write_text("\n".join(f"k{number}: 1" for number in range(200)) + "\n}")
+    monkeypatch.setattr("tuner.check_file.MOST_VALUES", 100)
+    with pytest.raises(InputError, match="more than 100 values"):  # and not the brace behind them
+        check(path)
+
+
+def test_an_id_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, [case(id="\x1b[31mred\u202e"), case(id="\x1b[2J", world_size=0)])
+    assert main(["check", str(path)]) == 2
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    assert "\\x1b[31mred\\u202e" in told.out
+    assert "\\x1b[2J: " in told.err

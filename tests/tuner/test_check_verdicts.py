@@ -8,6 +8,7 @@ import pytest
 
 from search_spaces.presets import model_names
 from tests.search_spaces.published import FIXTURES, cases, models, published_cases, recipe_cases, rows
+from tests.tuner.check_cases import knobs
 from tuner.commands.check import CheckVerdict, answer
 
 RECIPES: Mapping[str, Mapping[str, str]] = {
@@ -109,3 +110,27 @@ def judged(gpu: str, facts: Mapping[str, Any], fields: Mapping[str, str], dispat
         stack |= {"TE": "2.18.0", "nccl": "2.30.4"}
     case = {"stack": stack, "gpu_arch": gpu, "world_size": 8, "model": facts, "knobs": knobs}
     return answer(case, 1)[0]
+
+
+STAGES, CHUNKS = "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"
+OVERLAPPED = {STAGES: 2, CHUNKS: 1, "overlap_moe_expert_parallel_comm": True}
+
+
+@pytest.mark.parametrize(
+    ("framework", "asked", "rule"),
+    [
+        (None, OVERLAPPED, None),
+        ("megatron-core", OVERLAPPED, None),
+        ("megatron-bridge", OVERLAPPED, None),
+        ("megatron-lm", OVERLAPPED, "OVL-02"),  # it takes 1 for none (arguments.py:944)
+        ("megatron-core", {CHUNKS: 1}, "PAR-10"),  # core/parallel_state.py:829
+        ("megatron-core", {STAGES: 8, CHUNKS: 1, "num_microbatches": 4}, "PAR-24"),
+        ("megatron-lm", {CHUNKS: 1}, None),
+        (None, {CHUNKS: 1}, None),  # as published tables have it
+    ],
+)
+def test_one_chunk_a_stage(framework: str | None, asked: dict[str, Any], rule: str | None) -> None:
+    said = knobs(**asked) | {"world_size": 64}
+    verdict, faults = answer(said if framework is None else said | {"framework": framework}, 1)
+    assert not faults
+    assert (verdict.valid, verdict.rule) == (rule is None, rule), verdict.reason

@@ -166,6 +166,22 @@ def test_one_fault(tmp_path: Path, old: str, new: str, expected: str | None) -> 
     assert any(expected in fault for fault in faults(tmp_path, text))
 
 
+def test_more_choices_than_a_search_can_judge(tmp_path: Path) -> None:
+    text = GOOD.replace("[1, 2]", str(list(range(1, 66))))
+    found = faults(tmp_path, text)
+    assert found == ["9:5: micro_batch_size has 65 choices, more than 64 (narrow it to those worth a trial)"]
+
+
+def test_the_first_choice_is_the_default_and_another_could_run(tmp_path: Path) -> None:
+    found = faults(tmp_path, GOOD.replace("micro_batch_size: [1, 2]", "expert_model_parallel_size: [4, 2]"))
+    assert len(found) == 1
+    assert found[0].startswith("6:1: the default configuration cannot run here: ")
+    assert "put 2 first under expert_model_parallel_size" in found[0]
+    load(tmp_path, GOOD.replace("micro_batch_size: [1, 2]", "expert_model_parallel_size: [2, 4]"))
+    alone = faults(tmp_path, GOOD.replace("micro_batch_size: [1, 2]", "expert_model_parallel_size: [4]"))
+    assert "first under" not in alone[0]
+
+
 def test_a_misspelt_key_is_not_also_missing(tmp_path: Path) -> None:
     assert len(faults(tmp_path, GOOD.replace("budget:", "bugdet:"))) == 1
 

@@ -18,6 +18,7 @@ from search_spaces.rules import STACK_RULES, Case, Launcher, Rule, Verdict
 from search_spaces.rules.rule import Level
 from search_spaces.shapes import Noun
 from tuner.check_file import read_check_file
+from tuner.terminal import escaped
 
 UNREADABLE = "UNK-00"
 _HALF = re.compile(r"(?<=\d)[a-z]$")
@@ -66,7 +67,7 @@ def check(file: Path) -> CheckResult:
     for number, raw in enumerate(found.cases, start=1):
         verdict, wrong = answer(raw, number)
         if verdict.id in seen:
-            again = f"another configuration of this file has the id {verdict.id}"
+            again = f"another configuration of this file has the id {shown_id(verdict.id)}"
             verdict = verdict.model_copy(update={"warnings": (*verdict.warnings, again)})
         seen.add(verdict.id)
         verdicts.append(verdict)
@@ -79,7 +80,8 @@ def check(file: Path) -> CheckResult:
 
 
 def shown_id(name: str) -> str:
-    """An id in a message, short."""
+    """An id in a message, short, and with escapes for what would reach a terminal as a command."""
+    name = escaped(name)
     return name if len(name) <= LONGEST_ID else name[: LONGEST_ID - 3] + "..."
 
 
