@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from search_spaces.bridge_fields import bridge_faults, read_nowhere
 from search_spaces.bridge_paths import flatten
 from search_spaces.candidate import KnobValue
 from search_spaces.canonical import Canonical, canonical
@@ -73,7 +74,8 @@ class _Reader:
 
     def case(self) -> Case | None:
         self._misspelt()
-        flat = flatten(self._mapping("knobs"))
+        self.faults += bridge_faults(self._mapping("knobs"))
+        flat = flatten(self._mapping("knobs"), read_nowhere)
         env = {**flat.env, **texts(self._mapping("env"))}
         knobs = self._knobs(flat.knobs, env)
         stack, launchers = self._stack(), self._launchers(flat.is_bridge)
