@@ -24,6 +24,7 @@ from search_spaces.partial import PartialModel
 from search_spaces.pipeline_split import filled_split
 from search_spaces.presets import gpu_named, load_model
 from search_spaces.rules import Case, Launcher
+from search_spaces.rules.releases import idle_words
 from search_spaces.shapes import ClusterShape, ModelShape, StackVersions
 from search_spaces.space import nearest
 
@@ -88,6 +89,7 @@ class _Reader:
         knobs |= self._split(model, knobs)
         own = flat.is_bridge or not MEGATRON_LM_ONLY.isdisjoint(self._mapping("knobs"))
         said = launchers if self.raw.get("framework") or own else frozenset[Launcher]()
+        self.warnings += idle_words(knobs, stack)
         form: Canonical = canonical(knobs, said)
         self.effective |= form.changed
         self.warnings += form.notes
