@@ -12,7 +12,7 @@ from search_spaces.launcher_words import launchers_of, virtual_stages
 from search_spaces.partial import PartialModel, UnknownFact
 from search_spaces.pipeline_split import filled_split
 from search_spaces.presets import load_model
-from search_spaces.rules import STACK_RULES
+from search_spaces.rules import STACK_RULES, rules_for
 from search_spaces.rules.pipeline import layout_stages
 from search_spaces.rules.versions import KNOWN, version_faults
 from tests.search_spaces.published import STACK, models
@@ -203,3 +203,12 @@ def test_an_idle_field_that_the_release_lacks_is_a_warning() -> None:
         in read(stack={**STACK, "mcore": "0.17.0"}, knobs=off).warnings
     )
     assert not [word for word in read(stack={**STACK, "mcore": "0.18.0"}, knobs=off).warnings if "leave it out" in word]
+
+
+@pytest.mark.parametrize("knobs", [{PP: 2, VPP: 2}, {PP: 4, VPP: 2, "overlap_p2p_comm": True}, {PP: 2, VPP: 12}])
+def test_megatron_core_by_name_and_no_framework_are_one_thing(knobs: dict[str, Any]) -> None:
+    plain = {name: version for name, version in STACK.items() if name != "bridge"}
+    cases = [read(knobs=knobs, stack=plain).case, read(knobs=knobs, framework="megatron-core").case]
+    told = [[(rule.id, rule.refusal(case)) for rule in rules_for(case.launchers, None)] for case in cases if case]
+    named, silent = ([row for row in rows if row[1]] for rows in told)
+    assert named == silent
