@@ -6,14 +6,18 @@ comm_overlap.setup, validation. So a field of the model that one of the two setu
 part exists; `flatten` keeps such a losing value under its path, and the rules TRAP-01 and TRAP-02 read it there.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+from search_spaces.bridge_recipes import PRECISION_DEFAULTS, precision_recipe
 
 # Parts whose fields are Megatron-Core knobs or names of the training loop.
 PLAIN = ("model", "ddp", "optimizer", "train", "dist", "rerun_state_machine", "rng", "checkpoint", "validation")
 # Parts that keep their path: their names would collide with the model's.
-KEPT = ("dataset", "scheduler", "logger", "tokenizer", "profiling", "ft", "peft", "straggler", "tensor_inspect")
+KEPT = (
+    "dataset", "scheduler", "logger", "tokenizer", "profiling", "ft", "peft", "straggler", "tensor_inspect",
+    "nvrx_straggler", "inprocess_restart",
+)  # fmt: skip
 PARTS = (*PLAIN, *KEPT, "comm_overlap", "mixed_precision", "env_vars")
 APPLY = "apply_flex_dispatcher_backend"
 HARNESS_OVERLAP = "moe_a2a_overlap"
@@ -36,48 +40,6 @@ OF_DATA_PARALLEL = frozenset({
     "overlap_grad_reduce", "overlap_param_gather", "overlap_param_gather_with_optimizer_step", "align_param_gather",
     "bucket_size",
 })  # fmt: skip
-# training/mixed_precision.py:40-75, without the dtypes that follow from bf16: each field is written into model,
-# optimizer and ddp where they have it.
-PRECISION_DEFAULTS: Mapping[str, object] = {
-    "fp16": False, "bf16": False, "grad_reduce_in_fp32": True, "fp8": None, "fp8_recipe": "tensorwise",
-    "first_last_layers_bf16": False, "fp8_margin": 0, "fp8_amax_history_len": 1,
-    "fp8_amax_compute_algo": "most_recent", "fp8_wgrad": True, "fp8_dot_product_attention": False,
-    "fp8_multi_head_attention": False, "fp8_param": False, "fp8_param_gather": False, "fp4": None,
-    "fp4_recipe": "nvfp4", "fp4_param": False, "fp4_param_gather": False, "num_layers_at_start_in_bf16": 0,
-    "num_layers_at_end_in_bf16": 0, "reuse_grad_buf_for_mxfp8_param_ag": False,
-}  # fmt: skip
-_FP8_DELAYED = {
-    "fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max",
-    "fp8_param_gather": True,
-}  # fmt: skip
-_MXFP8 = {
-    "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True,
-}  # fmt: skip
-_TENSORWISE = {
-    "fp8": "hybrid", "fp8_recipe": "tensorwise", "first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1,
-    "num_layers_at_end_in_bf16": 1, "fp8_param_gather": True,
-}  # fmt: skip
-_WIDER = {"num_layers_at_start_in_bf16": 2, "num_layers_at_end_in_bf16": 2}
-_BLOCKWISE = {"fp8": "hybrid", "fp8_recipe": "blockwise"}
-# mixed_precision.py:185-420, the registered recipes without their "bf16_" or "fp16_".
-_RECIPES: Mapping[str, Mapping[str, object]] = {
-    "mixed": {},
-    "with_fp8_delayed_scaling_mixed": _FP8_DELAYED,
-    "with_mxfp8_mixed": _MXFP8,
-    "with_fp8_current_scaling_mixed": _TENSORWISE,
-    "with_fp8_subchannel_scaling_mixed": _BLOCKWISE,
-    "with_nvfp4_mixed": {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param_gather": True},
-}
-_SPECIAL: Mapping[str, Mapping[str, object]] = {
-    "nemotron_h_bf16_with_fp8_current_scaling_mixed": {"bf16": True, **_TENSORWISE, **_WIDER},
-    "nanov2_bf16_with_fp8_current_scaling_mixed": {"bf16": True, **_TENSORWISE, **_BLOCKWISE, **_WIDER},
-}
-# Words of people and of the performance harness for the same recipes.
-_WORDS = (
-    ("mxfp8", _MXFP8), ("fp8_mx", _MXFP8), ("nvfp4", _RECIPES["with_nvfp4_mixed"]), ("blockwise", _BLOCKWISE),
-    ("subchannel", _BLOCKWISE), ("fp8_sc", _BLOCKWISE), ("delayed", _FP8_DELAYED), ("fp8_ds", _FP8_DELAYED),
-    ("current", _TENSORWISE), ("tensorwise", _TENSORWISE), ("fp8_cs", _TENSORWISE),
-)  # fmt: skip
 # A path that overrides one field of a recipe tells what the recipe holds beside it.
 _IMPLIED = {"mxfp8": "e4m3", "delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "hybrid"}
 
@@ -103,13 +65,17 @@ class _Setup:
     complete: bool = False
 
 
-def flatten(knobs: Mapping[str, object]) -> Flat:
+def flatten(knobs: Mapping[str, object], unread: Callable[[str], bool] | None = None) -> Flat:
     """Plain names mean "in force", but those that a whole comm_overlap or mixed_precision object owns mean the model's
-    field. None is "not said".
+    field. None is "not said". `unread`: whether a path ("checkpoint.save"; "profiling." a whole part) is left out.
     """
-    paths = _paths(knobs)
-    if not paths:
+    given = split_paths(knobs)
+    if not given:
         return Flat(dict(knobs))
+    paths = {
+        part: {name: value for name, value in fields.items() if not (unread and unread(f"{part}.{name}"))}
+        for part, fields in given.items()
+    }
     overlap, precision = _comm_overlap(paths), _mixed_precision(paths)
     plain = {name: value for name, value in knobs.items() if _split(name, value) is None}
     owned = {name for name in plain if overlap.complete and name in OF_COMM_OVERLAP}
@@ -139,7 +105,7 @@ def _split(name: str, value: object) -> tuple[str, str] | None:
     return None
 
 
-def _paths(knobs: Mapping[str, object]) -> dict[str, dict[str, object]]:
+def split_paths(knobs: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """Part -> field -> value; a whole object is opened, has True under "", and a path wins over it."""
     found: dict[str, dict[str, object]] = {}
     for name, value in sorted(knobs.items(), key=lambda item: item[0].count(".")):
@@ -193,21 +159,6 @@ def _synced(fields: Mapping[str, object]) -> dict[str, object]:
         if one in synced or other in synced:
             synced[one] = synced[other] = synced.get(one, synced.get(other))
     return synced
-
-
-def precision_recipe(text: str) -> Mapping[str, object] | None:
-    """The fields of a recipe by its name ("bf16_with_mxfp8_mixed", "bf16-mixed") or in words; None where unknown."""
-    name = text.strip().lower().replace("-", "_")
-    if name in _SPECIAL:
-        return _SPECIAL[name]
-    found = re.search(r"(?<![a-z0-9])(bf16|fp16)", name)
-    base = found[1] if found else None
-    if base and (recipe := _RECIPES.get(name.removeprefix(f"{base}_"))) is not None:
-        return {base: True, **recipe}
-    for word, recipe in _WORDS:
-        if word in name:
-            return {base or "bf16": True, **recipe}
-    return {base: True} if base and "fp8" not in name and "fp4" not in name else None
 
 
 def _of_parts(paths: Mapping[str, Mapping[str, object]], overlap: _Setup, precision: _Setup) -> dict[str, object]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from search_spaces.bridge_fields import bridge_faults, read_nowhere
 from search_spaces.bridge_paths import flatten
 from search_spaces.candidate import KnobValue
 from search_spaces.canonical import Canonical, canonical
@@ -23,6 +24,7 @@ from search_spaces.partial import PartialModel
 from search_spaces.pipeline_split import filled_split
 from search_spaces.presets import gpu_named, load_model
 from search_spaces.rules import Case, Launcher
+from search_spaces.rules.releases import idle_words
 from search_spaces.shapes import ClusterShape, ModelShape, StackVersions
 from search_spaces.space import nearest
 
@@ -73,7 +75,8 @@ class _Reader:
 
     def case(self) -> Case | None:
         self._misspelt()
-        flat = flatten(self._mapping("knobs"))
+        self.faults += bridge_faults(self._mapping("knobs"))
+        flat = flatten(self._mapping("knobs"), read_nowhere)
         env = {**flat.env, **texts(self._mapping("env"))}
         knobs = self._knobs(flat.knobs, env)
         stack, launchers = self._stack(), self._launchers(flat.is_bridge)
@@ -86,6 +89,7 @@ class _Reader:
         knobs |= self._split(model, knobs)
         own = flat.is_bridge or not MEGATRON_LM_ONLY.isdisjoint(self._mapping("knobs"))
         said = launchers if self.raw.get("framework") or own else frozenset[Launcher]()
+        self.warnings += idle_words(knobs, stack)
         form: Canonical = canonical(knobs, said)
         self.effective |= form.changed
         self.warnings += form.notes

@@ -39,6 +39,9 @@ def read_stack(given: Mapping[str, Any]) -> ReadStack:
             faults.append(CaseFault(key, f"no package {shown(key)} in stack", hint))
         elif isinstance(value, list | dict):
             faults.append(CaseFault(key, f"the version of {name} is a text, not {shown(value)}"))
+        elif isinstance(value, float):
+            message = f"the version of {name} is a text, not the number {shown(value)}"
+            faults.append(CaseFault(key, message, "quote it: as a number 2.20 is 2.2"))
         else:
             versions[name] = _version(value)
             if versions[name] is None and name in NEEDED:

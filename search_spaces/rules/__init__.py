@@ -21,6 +21,7 @@ from search_spaces.rules import (
     parallelism,
     precision,
     recompute,
+    releases,
     worker,
 )
 from search_spaces.rules.rule import Case, Launcher, Rule, Verdict, case_of, compute_capability
@@ -39,6 +40,7 @@ STACK_RULES: tuple[Rule, ...] = (
     *fusions.RULES,
     *fsdp.RULES,
     *bridge.RULES,
+    *releases.RULES,  # last: a rule that knows the field says more
 )
 ALL_RULES: tuple[Rule, ...] = (*STACK_RULES, *worker.RULES)
 

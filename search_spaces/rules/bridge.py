@@ -10,9 +10,9 @@ from search_spaces.bridge_paths import (
     OF_COMM_OVERLAP,
     OF_DATA_PARALLEL,
     OFF_UNLESS_ASKED,
-    PRECISION_DEFAULTS,
     same,
 )
+from search_spaces.bridge_recipes import PRECISION_DEFAULTS
 from search_spaces.candidate import KnobValue
 from search_spaces.rules.rule import WORLD, Case, Launcher, Rule
 

@@ -78,10 +78,9 @@ def p2p_overlap(case: Case) -> bool:
 
 
 def _batched_p2p(case: Case) -> bool:
-    """batch_p2p_comm; not said, every launcher (and this project's worker) takes the opposite of the overlap."""
-    if case.knobs.get(BATCHED) is not None:
-        return case.on(BATCHED)
-    return case.launchers == {"megatron-core"} or not p2p_overlap(case)
+    """batch_p2p_comm; not said, what every launcher (and this project's worker) takes: the opposite of the overlap. Who
+    calls bare Megatron-Core, where it is on, must say so."""
+    return not p2p_overlap(case) if case.knobs.get(BATCHED) is None else case.on(BATCHED)
 
 
 def _virtual_without_stages(case: Case) -> str | None:
@@ -215,7 +214,7 @@ def _two_virtual_flags(case: Case) -> str | None:
 
 
 def _silent_swap(case: Case) -> str | None:
-    if case.launchers and not case.launchers & MLM:
+    if "megatron-bridge" in case.launchers and not case.launchers & MLM:
         return None
     # Seen with two chunks and more; the worker runs one chunk as none, to the right loss (test_megatron_knobs).
     wrong = (virtual_stages(case) or 1) > 1 and case.layout.pipeline == 2 and not p2p_overlap(case)

@@ -12,6 +12,7 @@ from search_spaces.launcher_words import launchers_of, virtual_stages
 from search_spaces.partial import PartialModel, UnknownFact
 from search_spaces.pipeline_split import filled_split
 from search_spaces.presets import load_model
+from search_spaces.rules import STACK_RULES, rules_for
 from search_spaces.rules.pipeline import layout_stages
 from search_spaces.rules.versions import KNOWN, version_faults
 from tests.search_spaces.published import STACK, models
@@ -172,3 +173,42 @@ def test_versions_known_newer_older_and_nonsense(package: str) -> None:
     old = f"{oldest[0]}.{oldest[1] - 1}" if oldest[1] else f"{oldest[0] - 1}.9"
     assert bool(version_faults({package: old})[0]) == bounded
     assert version_faults({package: None}) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("release", "knobs", "refused"),
+    [
+        ("0.17.0", {"moe_paged_stash": True}, "megatron-core 0.17 has no moe_paged_stash"),
+        ("0.16.1", {"use_transformer_engine_op_fuser": True}, "0.16 has no use_transformer_engine_op_fuser"),
+        ("0.15.0", {"offload_modules": ["core_attn"], "fine_grained_activation_offloading": True},
+         "no fine_grained_activation_offloading, offload_modules"),
+        ("0.18.0", {"moe_paged_stash": True, "cuda_graph_modules": ["attn"]}, ""),
+        ("0.15.0", {"cuda_graph_modules": ["attn"], "moe_router_padding_for_quantization": True}, ""),
+        ("0.15.0", {"moe_paged_stash": False, "moe_paged_stash_page_size": 64, "offload_modules": []}, ""),
+    ],
+)  # fmt: skip
+def test_a_field_that_the_release_lacks(release: str, knobs: dict[str, Any], refused: str) -> None:
+    explicit = read(stack={**STACK, "mcore": release}, knobs=knobs)
+    assert explicit.case is not None
+    rule = next(rule for rule in STACK_RULES if rule.id == "UNK-03")
+    told = rule.refusal(explicit.case) or ""
+    assert refused in told
+    assert bool(told) == bool(refused)
+
+
+def test_an_idle_field_that_the_release_lacks_is_a_warning() -> None:
+    off = {"moe_paged_stash": False, "moe_paged_stash_page_size": 64}
+    assert (
+        "megatron-core 0.17 has no moe_paged_stash: leave it out"
+        in read(stack={**STACK, "mcore": "0.17.0"}, knobs=off).warnings
+    )
+    assert not [word for word in read(stack={**STACK, "mcore": "0.18.0"}, knobs=off).warnings if "leave it out" in word]
+
+
+@pytest.mark.parametrize("knobs", [{PP: 2, VPP: 2}, {PP: 4, VPP: 2, "overlap_p2p_comm": True}, {PP: 2, VPP: 12}])
+def test_megatron_core_by_name_and_no_framework_are_one_thing(knobs: dict[str, Any]) -> None:
+    plain = {name: version for name, version in STACK.items() if name != "bridge"}
+    cases = [read(knobs=knobs, stack=plain).case, read(knobs=knobs, framework="megatron-core").case]
+    told = [[(rule.id, rule.refusal(case)) for rule in rules_for(case.launchers, None)] for case in cases if case]
+    named, silent = ([row for row in rows if row[1]] for rows in told)
+    assert named == silent

@@ -22,8 +22,8 @@ def each(stack: dict[str, object] | None = None, **knobs: KnobValue) -> dict[Lau
 
 
 def test_two_stages_train_wrong_without_overlap_unless_the_launcher_switches_it_on() -> None:
-    assert refusing("PAR-27", each(pp=2, vpp=2)) == {None}
-    assert refusing("PAR-27", each(pp=2, vpp=2, p2p=False)) == {None, "megatron-lm"}
+    assert refusing("PAR-27", each(pp=2, vpp=2)) == {None, "megatron-core"}
+    assert refusing("PAR-27", each(pp=2, vpp=2, p2p=False)) == {None, "megatron-core", "megatron-lm"}
     assert refusing("PAR-27", each(pp=4, vpp=2, p2p=False)) == set()
 
 
@@ -31,7 +31,7 @@ def test_overlap_of_stages_needs_virtual_stages_and_no_batching() -> None:
     assert refusing("PAR-30b", each(pp=2, p2p=True)) == {None, "megatron-core", "megatron-bridge"}
     assert refusing("TRAP-25", each(pp=2, p2p=True)) == {"megatron-lm"}
     assert refusing("PAR-30b", each(p2p=True)) == set(), "one stage has nothing to overlap"
-    assert refusing("PAR-30b", each(pp=2, vpp=2, p2p=True)) == {"megatron-core"}, "batch_p2p_comm is on there"
+    assert refusing("PAR-30b", each(pp=2, vpp=2, p2p=True)) == set(), "batch_p2p_comm not said is off then"
     assert refusing("PAR-30b", each(pp=2, vpp=2, p2p=True, batch_p2p_comm=True)) == set(EVERY)
 
 

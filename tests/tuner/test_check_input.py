@@ -38,6 +38,7 @@ def refused(raw: Mapping[str, Any]) -> str:
         (case(stack={**STACK, "mcore": "newest"}), "0.15 to 0.19"),
         (case(stack={**STACK, "mcore": None}), "nothing runs without megatron_core"),
         (case(stack={**STACK, "TE": ["2.20"]}), "the version of transformer_engine is a text"),
+        (case(stack={**STACK, "TE": 2.20}), "quote it"),
         (case(stack={**STACK, "apex": "1.0"}), "known: megatron_core"),
         (case(framework="megatron-lmm"), "did you mean megatron-lm?"),
         (case(framework=["megatron-lm"]), "no framework"),

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from search_spaces.bridge_paths import OF_COMM_OVERLAP, PRECISION_DEFAULTS, same
+from search_spaces.bridge_paths import OF_COMM_OVERLAP, same
+from search_spaces.bridge_recipes import PRECISION_DEFAULTS
 from search_spaces.rules import Case
 from search_spaces.rules.bridge import RULES
 from tests.search_spaces.cases import gpus

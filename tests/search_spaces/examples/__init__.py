@@ -14,13 +14,14 @@ from tests.search_spaces.examples import (
     parallelism,
     precision,
     recompute,
+    releases,
     worker,
 )
 from tests.search_spaces.oracle import Oracle
 
 AREAS = (
     parallelism, dispatcher, overlap, recompute, precision, graphs, offload, capacity, fusions, fsdp, bridge, hardware,
-    worker,
+    releases, worker,
 )  # fmt: skip
 EXAMPLES: dict[str, tuple[Case, Case]] = {}
 ORACLE: dict[str, Oracle] = {}  # of the rules that another real object judges than the configuration
