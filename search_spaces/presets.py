@@ -12,11 +12,15 @@ from search_spaces.shapes import ModelShape, Noun
 from search_spaces.space import nearest
 
 _FOLDER = Path(__file__).parent / "presets"
-_GB = 10**9
+_GB, _GIB = 10**9, 2**30
 
 
 class GpuShape(Noun):
-    """One GPU model. `memory_bytes` is the datasheet's figure for one GPU in a full node."""
+    """One GPU model.
+
+    `memory_bytes` of one GPU as CUDA reports it, where that is known (H200: 139.8 GiB, measured; B200: pytorch/ao#4002;
+    A100, H100: what torch's messages of 80 GB cards say), else the datasheet's figure, which is less.
+    """
 
     name: str
     gpu_arch: str = Field(description='name and compute capability, such as "H200 sm_90"')
@@ -27,15 +31,15 @@ class GpuShape(Noun):
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        GpuShape(name="A100", gpu_arch="A100 sm_80", memory_bytes=80 * _GB),
+        GpuShape(name="A100", gpu_arch="A100 sm_80", memory_bytes=int(79.1 * _GIB)),
         GpuShape(name="RTX3090", gpu_arch="RTX3090 sm_86", memory_bytes=24 * _GB),
         GpuShape(name="RTX4090", gpu_arch="RTX4090 sm_89", memory_bytes=24 * _GB),
         GpuShape(name="L40S", gpu_arch="L40S sm_89", memory_bytes=48 * _GB),
-        GpuShape(name="H100", gpu_arch="H100 sm_90", memory_bytes=80 * _GB),
+        GpuShape(name="H100", gpu_arch="H100 sm_90", memory_bytes=int(79.1 * _GIB)),
         GpuShape(name="H20", gpu_arch="H20 sm_90", memory_bytes=96 * _GB),
         GpuShape(name="GH200", gpu_arch="GH200 sm_90", memory_bytes=96 * _GB, gpus_per_node=4),
-        GpuShape(name="H200", gpu_arch="H200 sm_90", memory_bytes=141 * _GB),
-        GpuShape(name="B200", gpu_arch="B200 sm_100", memory_bytes=180 * _GB),
+        GpuShape(name="H200", gpu_arch="H200 sm_90", memory_bytes=int(139.8 * _GIB)),
+        GpuShape(name="B200", gpu_arch="B200 sm_100", memory_bytes=int(178.3 * _GIB)),
         GpuShape(name="GB200", gpu_arch="GB200 sm_100", memory_bytes=186 * _GB, gpus_per_node=4),
         GpuShape(name="B300", gpu_arch="B300 sm_103", memory_bytes=262 * _GB),
         GpuShape(name="GB300", gpu_arch="GB300 sm_103", memory_bytes=278 * _GB, gpus_per_node=4),

@@ -145,3 +145,12 @@ def test_a_table_for_people_and_a_file_that_is_not_there(capfd: pytest.CaptureFi
 
 def test_presets_all_have_what_a_plan_needs() -> None:
     assert decoder_of(load_model("deepseek-v3"), {}).q_rank == 1536
+
+
+def test_what_is_refused_anyway_is_said_and_still_advised(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Advice must break no new rule; what the configuration breaks already does not silence it."""
+    broken = changed(micro_batch_size=8, seq_length=32768, fp8="e4m3", fp8_recipe="mxfp8")
+    _, (found,), _ = asked(capfd, tmp_path, broken)
+    assert found["fit"] == "refused"
+    assert any("it cannot run: HW-03" in warning for warning in found["warnings"])
+    assert "; set " in found["reason"]

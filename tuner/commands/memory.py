@@ -1,6 +1,6 @@
 """`moetune memory`: bytes per GPU by part for explicit configurations, before anything runs. No GPU, no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from search_spaces.memory.plan import MemoryPlan, Moment, StagePlan, plan_of
 from search_spaces.memory.rows import expandable
 from search_spaces.memory.shape import FactError, missing_facts
 from search_spaces.partial import UnknownFact
-from search_spaces.rules import Case
-from search_spaces.screen import verdict
+from search_spaces.rules import Case, rules_for
 from search_spaces.shapes import Noun
 from tuner.check_file import read_check_file
 from tuner.commands.check import shown_id
@@ -130,7 +129,7 @@ def _bytes_of(explicit: Explicit, case: Case, factors: Calibration) -> MemoryByt
     worst = worst_of(plan, factors, grows)
     stages = tuple(_stage(stage, factors, grows) for stage in plan.stages)
     most = stages[worst.stage]
-    judged = MemoryJudge(case, factors).explain(Candidate(knobs=dict(case.knobs), env=dict(case.env)), _legal)
+    judged = MemoryJudge(case, factors).explain(Candidate(knobs=dict(case.knobs), env=dict(case.env)), _allowed(case))
     named = ("weights", "gradients", "optimizer", "activations", "workspace", "graph", "total", "device")
     return MemoryBytes.model_validate(
         {
@@ -142,17 +141,33 @@ def _bytes_of(explicit: Explicit, case: Case, factors: Calibration) -> MemoryByt
             "margin_bytes": round(most.device_bytes * factors.margin(worst).low),
             "fit": judged.state if judged else None,
             "reason": judged.reason if judged and judged.state != "fits" else "",
-            "warnings": (*explicit.warnings, *_assumed(case, plan)),
+            "warnings": (*_refused(case), *explicit.warnings, *_assumed(case, plan)),
         }
     )
 
 
-def _legal(case: Case) -> bool:
-    """Whether advice may be given: no rule refuses it, and none stumbles over a word of this configuration."""
-    try:
-        return verdict(case) is None
-    except (ValueError, TypeError, ArithmeticError, AttributeError):
-        return False
+def _refused(case: Case) -> tuple[str, ...]:
+    """That the configuration cannot run anyway, where `check` says so."""
+    broken = sorted(_broken(case))
+    return (f"it cannot run: {', '.join(broken)} (see `moetune check`)",) if broken else ()
+
+
+def _allowed(base: Case) -> Callable[[Case], bool]:
+    """Whether advice may be given: the change breaks no rule of the stack that the configuration does not break."""
+    before = _broken(base)
+    return lambda changed: _broken(changed) <= before
+
+
+def _broken(case: Case) -> frozenset[str]:
+    """The rules of the stack that refuse a case. One that stumbles over a word of this configuration is left out."""
+    broken = set[str]()
+    for rule in rules_for(case.launchers, case.stack.megatron_core if case.stack else None, worker=False):
+        try:
+            refused = not rule.id.startswith("DUP") and rule.refusal(case) is not None
+        except (ValueError, TypeError, ArithmeticError, AttributeError):
+            continue
+        broken.update({rule.id} if refused else ())
+    return frozenset(broken)
 
 
 def _stage(stage: StagePlan, factors: Calibration, grows: bool) -> StageBytes:
