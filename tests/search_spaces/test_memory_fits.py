@@ -64,11 +64,8 @@ def test_a_refusal_names_the_part_and_two_cheap_cures_that_work() -> None:
     assert found is not None
     assert (found.state, found.part) == ("refused", "optimizer")
     assert len(found.cures) == 2
-    assert (
-        found.cures[0]
-        == "use_distributed_optimizer=True with recompute_granularity=selective with recompute_modules=moe_act"
-    )
-    assert "GiB predicted on a GPU of 74.5 GiB, most of it optimizer" in found.reason
+    assert found.cures[0] == "use_distributed_optimizer=True"
+    assert "GiB predicted on a GPU of 79.1 GiB, most of it optimizer" in found.reason
 
 
 def test_a_single_knob_is_advised_where_one_is_enough() -> None:
@@ -99,6 +96,6 @@ def test_silent_on_cpu_without_a_capacity_and_on_what_makes_no_sense() -> None:
 
 
 def test_the_cluster_says_how_much_a_gpu_has_or_its_datasheet() -> None:
-    assert capacity_of(gpus(1)) == 141 * 10**9
+    assert capacity_of(gpus(1)) == int(139.8 * 2**30)  # as the measured one reports
     assert capacity_of(gpus(1).model_copy(update={"memory_bytes": 5})) == 5
     assert capacity_of(gpus(1, "nothing")) is None
