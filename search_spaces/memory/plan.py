@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from search_spaces.candidate import KnobValue, modules
 from search_spaces.memory.activations import Saved, added, layer_of
 from search_spaces.memory.chunks import Chunk, stages_of
+from search_spaces.memory.graphs import Captured, held
 from search_spaces.memory.parameters import Parameters, stage_parameters
 from search_spaces.memory.schedule import in_flight
 from search_spaces.memory.setting import Loss, Setting, load_of, loss_of, setting_of
@@ -33,9 +34,9 @@ Moment = Literal["loss", "backward", "forward", "optimizer"]
 
 
 class Activity(NamedTuple):
-    """What one stage's micro-batches do to memory, in bytes. `captured`: what CUDA graphs hold in their own pool.
+    """What one stage's micro-batches do to memory, in bytes. `captured`: what CUDA graphs hold beyond eager steps.
     `logits`: of the last stage in the compute type, else 0. `recomputed`: what one layer drops and brings back right
-    after the loss, when that is the worst moment."""
+    after the loss, when that is the worst moment. `narrowed`: what FP8 or FP4 takes off `saved`."""
 
     saved: Saved
     transient: int
@@ -43,6 +44,7 @@ class Activity(NamedTuple):
     captured: int
     logits: int
     recomputed: int
+    narrowed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +123,14 @@ def _activations(
     captured: frozenset[str],
 ) -> Activity:  # fmt: skip
     """Kept by all micro-batches in flight; beside it at the worst moment."""
-    saved, pool, backward, forward, recomputed = Saved(), 0, 0, 0, 0
+    saved, narrowed, backward, forward, recomputed = Saved(), 0, 0, 0, 0
+    graphs = Captured(captured, 0, 0)
     plain = setting._replace(recompute=frozenset()) if setting.block >= 0 else setting
     for (moe, kept), (checkpoints, layers, longest) in _counts(setting, chunks, alive).items():
         layer = layer_of(decoder, grid, setting if kept else plain, moe)
         saved = added(saved, layer.saved, checkpoints)
-        pool += layers * _pool(layer.whole, captured)
+        graphs = graphs._replace(layers=graphs.layers + layers, moe_layers=graphs.moe_layers + moe * layers)
+        narrowed += checkpoints * layer.narrowed
         backward = max(backward, layer.backward + (longest - 1) * layer.whole.total)
         forward = max(forward, layer.forward)
         recomputed = max(recomputed, layer.whole.total - layer.saved.total)
@@ -140,7 +144,8 @@ def _activations(
         logits = setting.tokens * rows * setting.element
     transient, moment = max(moments)
     first_back = moment == "loss" and not 0 <= setting.block < chunks[-1].layers
-    return Activity(saved, transient, moment, pool, logits, recomputed if first_back else 0)
+    pool = held(decoder, grid, setting, graphs, backward)
+    return Activity(saved, transient, moment, pool, logits, recomputed if first_back else 0, narrowed)
 
 
 def _counts(
@@ -195,18 +200,6 @@ def _captured(knobs: Mapping[str, KnobValue]) -> frozenset[str]:
     if (knobs.get("cuda_graph_impl") or "none") == "none":
         return frozenset()
     return frozenset(modules(knobs.get("cuda_graph_modules"))) or frozenset({"all"})
-
-
-def _pool(layer: Saved, captured: frozenset[str]) -> int:
-    """Activations of one layer that live in the graphs' pool. Permuted tokens are moe_preprocess's output."""
-    if not captured:
-        return 0
-    if captured & {"all", "moe"}:
-        return layer.total
-    found = layer.norms + layer.attention if "attn" in captured else 0
-    found += layer.router if "moe_router" in captured else 0
-    found += layer.dispatch if "moe_preprocess" in captured else 0
-    return found + (layer.dense_mlp if "mlp" in captured else 0)
 
 
 def _microbatches(case: Case, grid: Grid) -> int:

@@ -1,6 +1,6 @@
 """From allocated to reserved to used: what torch's caching allocator and the CUDA context add to a plan.
 
-Six factors of a fingerprint (`Calibration`) weigh six quantities of a plan, each with a physical meaning; all are at
+Eight factors of a fingerprint (`Calibration`) weigh eight quantities of a plan, each with a physical meaning; all are at
 least 0. The default ones are fitted in `calibration`.
 """
 
@@ -21,7 +21,8 @@ class Slack(NamedTuple):
     segments: int  # rests of 20 MiB segments that hold optimizer states of small expert matrices
     carved: int  # rests of logits-sized blocks that the optimizer's first step cut tensors from
     copies: int  # quantized weights, made anew each step
-    graphs: int  # activations in the pool of captured graphs
+    narrowed: int  # quantized activations lie in blocks that their wide originals left
+    graphs: int  # what captured graphs hold beyond eager steps
 
 
 def slack_of(stage: StagePlan, expandable: bool) -> Slack:
@@ -35,6 +36,7 @@ def slack_of(stage: StagePlan, expandable: bool) -> Slack:
         segments=0 if expandable else _segment_rests(stage),
         carved=0 if expandable else carved(active.logits, moments),
         copies=states.quantized_copies,
+        narrowed=active.narrowed,
         graphs=active.captured,
     )
 
