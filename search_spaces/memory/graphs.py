@@ -14,6 +14,7 @@ byte for byte (one H200: allocated bytes fall by it within 4%), so only these co
 
 from typing import NamedTuple
 
+from search_spaces.memory.activations import Saved
 from search_spaces.memory.setting import Setting
 from search_spaces.memory.shape import Decoder, Grid
 
@@ -67,3 +68,14 @@ def _attention_backward(decoder: Decoder, grid: Grid, setting: Setting) -> int:
     query, out = heads * decoder.query_size, heads * decoder.out_size
     projected = query + keys * (decoder.query_size + decoder.out_size)
     return setting.tokens * (out * setting.element + 4 * query + 2 * projected * setting.element)
+
+
+def moved(saved: Saved, modules: frozenset[str], layers: int) -> int:
+    """Saved bytes of `layers` layers that the pool holds instead of eager memory. Norms are four tensors: both residual
+    streams and both norms' outputs, the last of which is the router's."""
+    if modules & {"all", "moe"}:
+        return layers * saved.total
+    attention, router = "attn" in modules, "moe_router" in modules
+    quarters = 3 * attention + router * (1 if attention else 2)
+    found = saved.norms * quarters // 4 + attention * saved.attention + router * saved.router
+    return layers * (found + (saved.dense_mlp if "mlp" in modules else 0))
