@@ -29,7 +29,7 @@ class Captured(NamedTuple):
 
 def held(decoder: Decoder, grid: Grid, setting: Setting, found: Captured, whole: int) -> int:
     """Bytes beyond those of eager steps. `whole`: the backward pass of a layer, where one is captured with its MLP."""
-    if not found.modules or not found.layers:
+    if not found.layers:
         return 0
     attention = bool(found.modules & {"attn", "all"})
     entire = bool(found.modules & {"moe", "all"})

@@ -128,13 +128,13 @@ def _activations(
 ) -> Activity:  # fmt: skip
     """Kept by all micro-batches in flight; beside it at the worst moment."""
     saved, pooled, narrowed, backward, forward, recomputed = Saved(), 0, 0, 0, 0, 0
-    graphs = Captured(captured, 0, 0)
+    layers_alive = moe_layers = 0
     plain = setting._replace(recompute=frozenset()) if setting.block >= 0 else setting
     for (moe, kept), (checkpoints, layers, longest) in _counts(setting, chunks, alive).items():
         layer = layer_of(decoder, grid, setting if kept else plain, moe)
         saved = added(saved, layer.saved, checkpoints)
-        graphs = graphs._replace(layers=graphs.layers + layers, moe_layers=graphs.moe_layers + moe * layers)
-        pooled += moved(layer.saved, captured, layers)
+        layers_alive, moe_layers = layers_alive + layers, moe_layers + moe * layers
+        pooled += moved(layer.saved, captured, layers) if captured else 0
         narrowed += checkpoints * layer.narrowed
         backward = max(backward, layer.backward + (longest - 1) * layer.whole.total)
         forward = max(forward, layer.forward)
@@ -151,7 +151,7 @@ def _activations(
         if not 0 <= setting.block < chunks[-1].layers:  # else the first layer to go backward dropped nothing
             after = max(recomputed - max(max(moments)[0] - loss_bytes, 0), 0)
     transient, moment = max(moments)
-    pool = held(decoder, grid, setting, graphs, backward)
+    pool = held(decoder, grid, setting, Captured(captured, layers_alive, moe_layers), backward) if captured else 0
     return Activity(saved, transient, moment, pool, logits, after, narrowed, pooled)
 
 
