@@ -71,7 +71,7 @@ class Calibration(Noun):
         return round(found)
 
     def pool(self, stage: StagePlan) -> int:
-        """The pool of captured graphs."""
+        """What captured graphs hold beyond eager steps."""
         return round(self.factors["graphs"] * stage.active.captured)
 
     def device(self, stage: StagePlan, expandable: bool = False) -> int:

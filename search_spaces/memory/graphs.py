@@ -3,7 +3,7 @@
 Read from megatron-core 0.19.2 (core/transformer/cuda_graphs.py TECudaGraphHelper, transformer_layer.py
 `get_layer_static_inputs`) and Transformer Engine 2.20.2 (pytorch/graph.py `_make_graphed_callables` with
 `_reuse_graph_input_output_buffers`). What a captured module saves for its backward pass moves into the graphs' pool,
-byte for byte (one H200: allocated bytes fall by it within 4%), so only these come on top:
+byte for byte (one H200: allocated bytes fall by it within 7%), so only these come on top:
 
 - static inputs of every layer: hidden states and, with attention, a boolean mask [micro-batch, 1, length, length];
 - gradients of the outputs, one set that all layers share, and the last gradient of an input;
