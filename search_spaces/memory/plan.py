@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from search_spaces.candidate import KnobValue, modules
 from search_spaces.memory.activations import Saved, added, layer_of
 from search_spaces.memory.chunks import Chunk, stages_of
+from search_spaces.memory.graphs import Captured, held, moved
 from search_spaces.memory.parameters import Parameters, stage_parameters
 from search_spaces.memory.schedule import in_flight
 from search_spaces.memory.setting import Loss, Setting, load_of, loss_of, setting_of
@@ -33,9 +34,10 @@ Moment = Literal["loss", "backward", "forward", "optimizer"]
 
 
 class Activity(NamedTuple):
-    """What one stage's micro-batches do to memory, in bytes. `captured`: what CUDA graphs hold in their own pool.
+    """What one stage's micro-batches do to memory, in bytes. `captured`: what CUDA graphs hold beyond eager steps.
     `logits`: of the last stage in the compute type, else 0. `recomputed`: what one layer drops and brings back right
-    after the loss, when that is the worst moment."""
+    after the loss, less what the worst moment needs beyond the loss. `narrowed`: what FP8 or FP4 takes off `saved`.
+    `pooled`: what of `saved` is in the graphs' pool."""
 
     saved: Saved
     transient: int
@@ -43,6 +45,8 @@ class Activity(NamedTuple):
     captured: int
     logits: int
     recomputed: int
+    narrowed: int
+    pooled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class StagePlan:
     workspace: int
     communication: int  # on the device, not in torch's figures
     expert_matrix: int
+    moe_layers: int
 
     @property
     def activations(self) -> int:
@@ -107,11 +112,12 @@ def plan_of(case: Case, load: float | None = None) -> MemoryPlan:
     for stage, chunks in enumerate(stages_of(decoder, grid, knobs)):
         alive = in_flight(grid.pipeline, stage, len(chunks), microbatches, int(group or grid.pipeline), overlapped)
         held = stage_parameters(decoder, grid, chunks)
+        moe_layers = sum(chunk.moe + chunk.mtp for chunk in chunks)
         active = _activations(decoder, grid, setting, loss, chunks, alive, captured)
         states = states_of(rates, held, expert_matrix)
         if states.step > active.saved.total + active.transient:
             active = active._replace(transient=states.step, moment="optimizer")
-        plans.append(StagePlan(stage, held, states, active, workspace, communication, expert_matrix))
+        plans.append(StagePlan(stage, held, states, active, workspace, communication, expert_matrix, moe_layers))
     return MemoryPlan(tuple(plans), found, forced)
 
 
@@ -121,26 +127,32 @@ def _activations(
     captured: frozenset[str],
 ) -> Activity:  # fmt: skip
     """Kept by all micro-batches in flight; beside it at the worst moment."""
-    saved, pool, backward, forward, recomputed = Saved(), 0, 0, 0, 0
+    saved, pooled, narrowed, backward, forward, recomputed = Saved(), 0, 0, 0, 0, 0
+    layers_alive = moe_layers = 0
     plain = setting._replace(recompute=frozenset()) if setting.block >= 0 else setting
     for (moe, kept), (checkpoints, layers, longest) in _counts(setting, chunks, alive).items():
         layer = layer_of(decoder, grid, setting if kept else plain, moe)
         saved = added(saved, layer.saved, checkpoints)
-        pool += layers * _pool(layer.whole, captured)
+        layers_alive, moe_layers = layers_alive + layers, moe_layers + moe * layers
+        pooled += moved(layer.saved, captured, layers) if captured else 0
+        narrowed += checkpoints * layer.narrowed
         backward = max(backward, layer.backward + (longest - 1) * layer.whole.total)
         forward = max(forward, layer.forward)
         recomputed = max(recomputed, layer.whole.total - layer.saved.total)
     if setting.offload and saved.total:  # the last layer's activations are wanted back at once, so they stay
         saved = added(saved, _not_offloaded(decoder, grid, setting, chunks[-1].moe > 0), 1)
     moments: list[tuple[int, Moment]] = [(backward, "backward"), (forward, "forward")]
-    logits = 0
+    logits = after = 0
     if chunks[-1].last:
-        moments.append((_loss(decoder, grid, setting, loss, chunks[-1]), "loss"))
+        loss_bytes = _loss(decoder, grid, setting, loss, chunks[-1])
+        moments.append((loss_bytes, "loss"))
         rows = padded_vocabulary(decoder.vocabulary, grid.tensor) // grid.tensor
         logits = setting.tokens * rows * setting.element
+        if not 0 <= setting.block < chunks[-1].layers:  # else the first layer to go backward dropped nothing
+            after = max(recomputed - max(max(moments)[0] - loss_bytes, 0), 0)
     transient, moment = max(moments)
-    first_back = moment == "loss" and not 0 <= setting.block < chunks[-1].layers
-    return Activity(saved, transient, moment, pool, logits, recomputed if first_back else 0)
+    pool = held(decoder, grid, setting, Captured(captured, layers_alive, moe_layers), backward) if captured else 0
+    return Activity(saved, transient, moment, pool, logits, after, narrowed, pooled)
 
 
 def _counts(
@@ -195,18 +207,6 @@ def _captured(knobs: Mapping[str, KnobValue]) -> frozenset[str]:
     if (knobs.get("cuda_graph_impl") or "none") == "none":
         return frozenset()
     return frozenset(modules(knobs.get("cuda_graph_modules"))) or frozenset({"all"})
-
-
-def _pool(layer: Saved, captured: frozenset[str]) -> int:
-    """Activations of one layer that live in the graphs' pool. Permuted tokens are moe_preprocess's output."""
-    if not captured:
-        return 0
-    if captured & {"all", "moe"}:
-        return layer.total
-    found = layer.norms + layer.attention if "attn" in captured else 0
-    found += layer.router if "moe_router" in captured else 0
-    found += layer.dispatch if "moe_preprocess" in captured else 0
-    return found + (layer.dense_mlp if "mlp" in captured else 0)
 
 
 def _microbatches(case: Case, grid: Grid) -> int:

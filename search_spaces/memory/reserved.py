@@ -1,12 +1,12 @@
 """From allocated to reserved to used: what torch's caching allocator and the CUDA context add to a plan.
 
-Six factors of a fingerprint (`Calibration`) weigh six quantities of a plan, each with a physical meaning; all are at
-least 0. The default ones are fitted in `calibration`.
+Seven factors of a fingerprint (`Calibration`) weigh seven quantities of a plan, each with a physical meaning; all are
+at least 0. The default ones are fitted in `calibration`.
 """
 
 from typing import NamedTuple
 
-from search_spaces.memory.plan import StagePlan
+from search_spaces.memory.plan import Activity, StagePlan
 
 MIB = 2**20
 SEGMENT, LARGE = 20 * MIB, 10 * MIB  # c10/cuda/CUDACachingAllocator.cpp kLargeBuffer, kMinLargeAlloc
@@ -18,10 +18,10 @@ class Slack(NamedTuple):
     constant: int
     activations: int  # blocks are rounded up, and change hands between tensors of different sizes
     recomputed: int  # brought back right after the loss, out of blocks the logits left
-    segments: int  # rests of 20 MiB segments that hold optimizer states of small expert matrices
+    segments: int  # rests of segments and blocks that hold optimizer states of expert matrices
     carved: int  # rests of logits-sized blocks that the optimizer's first step cut tensors from
-    copies: int  # quantized weights, made anew each step
-    graphs: int  # activations in the pool of captured graphs
+    narrowed: int  # quantized activations lie in blocks that their wide originals left
+    graphs: int  # what captured graphs hold beyond eager steps
 
 
 def slack_of(stage: StagePlan, expandable: bool) -> Slack:
@@ -33,14 +33,15 @@ def slack_of(stage: StagePlan, expandable: bool) -> Slack:
         activations=stage.activations,
         recomputed=active.recomputed,
         segments=0 if expandable else _segment_rests(stage),
-        carved=0 if expandable else carved(active.logits, moments),
-        copies=states.quantized_copies,
+        carved=0 if expandable else carved(active, moments),
+        narrowed=active.narrowed,
         graphs=active.captured,
     )
 
 
 def _segment_rests(stage: StagePlan) -> int:
-    """Tensors of 1 to 10 MiB come out of segments of 20 MiB; what does not fill one stays reserved."""
+    """Tensors of 1 to 10 MiB come out of segments of 20 MiB; what does not fill one stays reserved. Larger ones are cut
+    from blocks that activations left: one rest a layer and size, up to which it is too small for another."""
     if not stage.expert_matrix:
         return 0
     matrices = stage.parameters.experts / (3 * stage.expert_matrix)
@@ -50,24 +51,47 @@ def _segment_rests(stage: StagePlan) -> int:
         if MIB <= size < LARGE:
             fitting = SEGMENT // size
             rests += matrices * states / fitting * (SEGMENT - fitting * size)
+        elif size >= LARGE and states:
+            rests += stage.moe_layers * size
     return round(rests)
 
 
-def carved(logits: int, moments: int) -> int:
-    """What is left of the logits' blocks after the optimizer's first step cut its tensors from the smallest of them.
+def carved(active: Activity, moments: int) -> int:
+    """Free bytes that no tensor fits when the logits have come, in the steps after the optimizer's first.
 
-    The blocks are the logits, their gradient, and the fp32 softmax of twice their size; the next step wants all three
-    whole again. Blocks that are too small for it by then are the rest.
+    That step cuts its tensors from the smallest blocks that activations left; the next step's activations fill the
+    rests, smallest first, and may break a block of the logits. A capture gives whole blocks back (empty_cache), and
+    activations in its pool fill nothing.
     """
-    blocks = [logits, logits, 2 * logits]
-    for index, block in enumerate(blocks):
-        cut = min(block, moments)
-        blocks[index] -= cut
-        moments -= cut
-    for wanted in (logits, 2 * logits, logits):
+    if not active.logits:
+        return 0
+    ends = max(active.transient - 3 * active.logits, 0) if active.moment == "loss" else 0
+    saved, filling = active.saved.total, max(active.saved.total - active.pooled, 0) + ends
+    cut, left = max(moments - saved, 0), max(saved - moments, 0)
+    return rests(active.logits, cut, max(filling - left, 0), emptied=bool(active.captured))
+
+
+def rests(logits: int, cut: int, filling: int, emptied: bool) -> int:
+    """What is left of two blocks, the logits' and their fp32 softmax's twice as large, once `cut` bytes are gone for
+    good, `filling` are in use, and both tensors want a block again. `emptied`: a whole block was given back."""
+    blocks = _cut([logits, 2 * logits], cut)
+    if emptied:
+        blocks = [left for left, whole in zip(blocks, (logits, 2 * logits), strict=True) if left != whole]
+    blocks = _cut(sorted(blocks), filling)
+    for wanted in (logits, 2 * logits):
         fitting = [block for block in blocks if block >= wanted]
         if fitting:
             block = min(fitting)
             blocks.remove(block)
             blocks.append(block - wanted)
     return sum(blocks)
+
+
+def _cut(blocks: list[int], size: int) -> list[int]:
+    """The blocks less `size` bytes, taken from each in turn."""
+    left = []
+    for block in blocks:
+        taken = min(block, size)
+        size -= taken
+        left.append(block - taken)
+    return left

@@ -36,6 +36,8 @@ class Setting(NamedTuple):
     grouped: bool
     wgrad_fused: bool
     gathered: int  # tokens that the allgather dispatcher holds at once; 0: another dispatcher
+    permutes: bool  # the dispatcher permutes tokens before it sends them: all-to-all
+    length: int  # of a sequence, in tokens
 
 
 class Loss(NamedTuple):
@@ -112,6 +114,8 @@ def setting_of(
         grouped=bool(knobs.get("moe_grouped_gemm")),
         wgrad_fused=bool(knobs.get("gradient_accumulation_fusion")),
         gathered=split * grid.expert_tensor * grid.expert if dispatcher == "allgather" else 0,
+        permutes=dispatcher == "alltoall",
+        length=sequence_length,
     )
 
 

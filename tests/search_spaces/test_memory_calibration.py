@@ -7,7 +7,7 @@ import pytest
 from benchmarks.fit_memory import COMMON, fitted
 from search_spaces.errors import InputError
 from search_spaces.memory.calibration import Calibration, errors, fit, held_out, predicted, stored
-from search_spaces.memory.reserved import carved
+from search_spaces.memory.reserved import rests
 from search_spaces.memory.rows import expandable, load_samples
 from tests.search_spaces.memory_rows import TABLE
 
@@ -22,17 +22,18 @@ def test_the_stored_factors_are_those_of_the_table() -> None:
 def test_the_error_on_rows_that_were_not_fitted_is_small() -> None:
     found = stored()
     assert found.held_out.rows >= 20
-    assert (found.held_out.mean, found.held_out.worst) < (0.03, 0.08)
+    assert found.held_out.mean < 0.03
     assert found.held_out.worst < 0.08
     assert found.other_shapes.rows >= 10
     assert found.other_shapes.worst < 0.05
     assert found.other_runs.rows >= 10
+    assert found.other_runs.mean < 0.03
+    assert found.other_runs.worst < 0.08
 
 
 def test_plans_with_graphs_have_a_margin_of_their_own() -> None:
-    """Graphs with recompute at large micro-batches are predicted worst: no such row is in the table."""
     found = stored()
-    assert 0.01 <= found.eager.low < found.graphs.low < 0.2
+    assert 0.01 <= found.eager.low < found.graphs.low < 0.08
     graphs = [sample for sample in SAMPLES if sample.stage.active.captured]
     assert graphs
     assert all(found.margin(sample.stage) == found.graphs for sample in graphs)
@@ -45,8 +46,8 @@ def test_the_split_depends_on_the_row_alone() -> None:
 
 
 def test_the_fit_finds_factors_that_made_the_rows() -> None:
-    made = {"constant": 0.5, "activations": 0.05, "recomputed": 0.5, "segments": 1.0, "carved": 1.0, "copies": 0.25,
-            "graphs": 0.5}  # fmt: skip
+    made = {"constant": 0.5, "activations": 0.05, "recomputed": 0.5, "segments": 1.0, "carved": 1.0, "narrowed": 0.25,
+            "graphs": 1.0}  # fmt: skip
     rows = [sample._replace(reserved_bytes=round(predicted(made, sample))) for sample in SAMPLES]
     found = fit(rows, "made", "made", COMMON)
     assert found.factors == pytest.approx(made, abs=0.1)
@@ -77,11 +78,19 @@ def test_device_use_is_predicted_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logits", "moments", "rest"),
-    [(4, 0, 0), (4, 100, 0), (8, 10, 6), (4, 10, 2), (9, 23, 4)],  # 4, 4, 8 less 10 leaves 6: 4 of it, and 2 are left
+    ("cut", "filling", "emptied", "rest"),
+    [
+        (0, 0, False, 0),  # both tensors get their block back
+        (100, 0, False, 0),  # all is the optimizer's
+        (6, 0, False, 2),  # 4 and 2 of 8: the logits fit in the 6 that are left
+        (6, 3, False, 3),  # of which activations break 3: no logits fit
+        (2, 0, False, 2 + 4),  # the logits break the softmax's block, which comes anew
+        (2, 0, True, 2),  # whole blocks were given back at the capture
+        (2, 2, True, 0),  # and activations fill the rest
+    ],
 )
-def test_rests_of_carved_blocks(logits: int, moments: int, rest: int) -> None:
-    assert carved(logits, moments) == rest
+def test_rests_of_blocks_of_the_logits(cut: int, filling: int, emptied: bool, rest: int) -> None:
+    assert rests(4, cut, filling, emptied) == rest
 
 
 def test_expandable_segments_leave_no_rests() -> None:
