@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from search_spaces.bridge_paths import KEPT, OF_COMM_OVERLAP, split_paths
 from search_spaces.bridge_recipes import PRECISION_DEFAULTS, precision_recipe, recipe_names
-from search_spaces.explicit_knobs import CaseFault, known_words, shown
+from search_spaces.explicit_knobs import CaseFault, known_words, read_words, shown
 from search_spaces.space import nearest
 
 # training/comm_overlap.py:341-374 and training/mixed_precision.py:40-75, beside what bridge_paths.py reads of them.
@@ -83,6 +83,6 @@ def _recipe(text: str) -> bool:
 
 
 def _slip(part: str, name: str) -> str | None:
-    words = [word.removeprefix(f"{part}.") for word in known_words() if "." not in word or word.startswith(f"{part}.")]
+    words = [word.removeprefix(f"{part}.") for word in read_words() if "." not in word or word.startswith(f"{part}.")]
     close = difflib.get_close_matches(name[:100], words, n=1, cutoff=SLIP)
     return close[0] if close else None

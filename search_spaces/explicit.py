@@ -19,7 +19,7 @@ from search_spaces.errors import InputError
 from search_spaces.explicit_facts import dense_layers, fact_fault, training_of
 from search_spaces.explicit_knobs import LARGEST, CaseFault, knob_fault, knob_value, shown, texts
 from search_spaces.explicit_stack import read_stack
-from search_spaces.launcher_words import FLAGS, FRAMEWORKS, MEGATRON_LM_ONLY, launchers_of, virtual_stages
+from search_spaces.launcher_words import FRAMEWORKS, MEGATRON_LM_ONLY, launchers_of, plain_words, virtual_stages
 from search_spaces.partial import PartialModel
 from search_spaces.pipeline_split import filled_split
 from search_spaces.presets import gpu_named, load_model
@@ -59,7 +59,7 @@ def read_case(raw: Mapping[str, Any], number: int) -> Explicit:
     name = str(number if raw.get("id") is None else raw["id"])
     case = reader.case()
     if reader.faults or case is None:
-        return Explicit(name, None, {}, tuple(reader.warnings), tuple(reader.faults))
+        return Explicit(name, None, {}, tuple(reader.warnings), tuple(reader.told()))
     return Explicit(name, case, reader.effective, tuple(reader.warnings), ())
 
 
@@ -72,11 +72,14 @@ class _Reader:
         self.warnings: list[str] = []
         self.effective: dict[str, KnobValue] = {}
         self._parts: dict[str, dict[str, Any]] = {}
+        self._origin: dict[str, str] = {}  # words as they stand in the file, where that is otherwise
+        self._flags: frozenset[str] = frozenset()
 
     def case(self) -> Case | None:
         self._misspelt()
-        self.faults += bridge_faults(self._mapping("knobs"))
-        flat = flatten(self._mapping("knobs"), read_nowhere)
+        given = self._words("knobs")
+        self.faults += bridge_faults(given)
+        flat = flatten(given, read_nowhere)
         env = {**flat.env, **texts(self._mapping("env"))}
         knobs = self._knobs(flat.knobs, env)
         stack, launchers = self._stack(), self._launchers(flat.is_bridge)
@@ -87,13 +90,17 @@ class _Reader:
         knobs = {**(ASSUMED_DENSE if model.dense else ASSUMED), **knobs}
         knobs |= virtual_stages(model, knobs)
         knobs |= self._split(model, knobs)
-        own = flat.is_bridge or not MEGATRON_LM_ONLY.isdisjoint(self._mapping("knobs"))
+        own = flat.is_bridge or not MEGATRON_LM_ONLY.isdisjoint(self._flags)
         said = launchers if self.raw.get("framework") or own else frozenset[Launcher]()
         self.warnings += idle_words(knobs, stack)
         form: Canonical = canonical(knobs, said)
         self.effective |= form.changed
         self.warnings += form.notes
         return Case(form.resolved(knobs), model, cluster, training_of(knobs), env, stack, launchers)
+
+    def told(self) -> list[CaseFault]:
+        """The faults, each under the word that stands in the file."""
+        return [fault._replace(key=self._origin.get(fault.key, fault.key)) for fault in self.faults]
 
     def _mapping(self, name: str) -> dict[str, Any]:
         """A part of the configuration; {} where it is absent, or no mapping, which is a fault told once."""
@@ -105,6 +112,14 @@ class _Reader:
             self._parts[name] = {str(key): inner for key, inner in given.items()}
         return dict(self._parts[name])
 
+    def _words(self, name: str) -> dict[str, Any]:
+        """Knobs or facts with Megatron-LM's flags told as fields; knobs alone say that they are its flags."""
+        spelt = plain_words(self._mapping(name))
+        self._origin |= spelt.origin
+        if name == "knobs":
+            self._flags = spelt.flags
+        return spelt.words
+
     def _misspelt(self) -> None:
         """A part under a wrong name would be passed over; keys that are nothing like one are the user's notes."""
         for name in (str(key) for key in self.raw):
@@ -114,7 +129,6 @@ class _Reader:
     def _knobs(self, found: Mapping[str, object], env: dict[str, str]) -> dict[str, KnobValue]:
         knobs: dict[str, KnobValue] = {}
         for name, value in found.items():
-            name = FLAGS.get(name, name)
             if name == "env":
                 env |= texts(value) if isinstance(value, Mapping) else {}
             elif name.isupper():
@@ -138,12 +152,12 @@ class _Reader:
             self.faults.append(CaseFault("framework", f"no framework {shown(framework)}", hint))
             return frozenset()
         stack = [name for name, value in self._mapping("stack").items() if value]
-        return launchers_of(framework, stack, self._mapping("knobs"), bridge_paths)
+        return launchers_of(framework, stack, self._flags, bridge_paths)
 
     def _model(self, knobs: dict[str, KnobValue]) -> PartialModel | None:
         given = self.raw.get("model")
         if not isinstance(given, str):
-            facts = self._mapping("model")
+            facts = self._words("model")
             if not facts:
                 self.warnings.append("model is not given: rules about its sizes were not asked")
             return PartialModel.of(self._facts(knobs, facts))
@@ -158,7 +172,6 @@ class _Reader:
         """Facts out of the model and, overriding it, out of knobs that are facts; other fields become knobs."""
         facts: dict[str, Any] = {}
         for name, value in [*given.items(), *((n, knobs.pop(n)) for n in [*knobs] if n in ModelShape.model_fields)]:
-            name = FLAGS.get(name, name)
             if name in ModelShape.model_fields:
                 self._fact(name, value, facts, knobs)
             elif name == "moe_layer_freq":

@@ -13,6 +13,7 @@ from search_spaces.shapes import ModelShape
 from search_spaces.space import nearest
 
 FIELDS = Path(__file__).parent / "megatron_fields.json"
+FLAGS_UNREAD = Path(__file__).parent / "megatron_lm_flags.json"
 MODULE_LISTS = frozenset({
     "recompute_modules", "cuda_graph_modules", "offload_modules", "cuda_graph_scope", "fsdp_unit_modules",
 })  # fmt: skip
@@ -66,11 +67,17 @@ def megatron_fields() -> Mapping[str, FieldKind]:
 
 
 @cache
-def known_words() -> frozenset[str]:
-    """Every knob a configuration may name: Megatron's fields, what rules read, what spaces search, the loop's."""
+def read_words() -> frozenset[str]:
+    """Megatron's fields, what rules read, what spaces search, the loop's names."""
     of_rules = {name for rule in ALL_RULES for name in rule.reads}
     of_spaces = {knob.name for space in NAMED_SPACES.values() for knob in space.knobs}
     return frozenset(megatron_fields()) | of_rules | of_spaces | LOOP | ModelShape.model_fields.keys()
+
+
+@cache
+def known_words() -> frozenset[str]:
+    """Every knob a configuration may name: also Megatron-LM's flags that nothing reads (scripts/megatron_lm_flags.py)."""
+    return read_words() | frozenset(json.loads(FLAGS_UNREAD.read_text()))
 
 
 def knob_fault(name: str, value: object, hint: bool = True) -> CaseFault | None:
@@ -91,8 +98,8 @@ def knob_fault(name: str, value: object, hint: bool = True) -> CaseFault | None:
 
 @lru_cache(maxsize=1000)  # the same slip stands in many configurations of a file
 def _closest(name: str) -> str:
-    found = nearest(name, sorted(known_words()))
-    return found if found.startswith("did") else KNOWN
+    found = (nearest(name, sorted(words())) for words in (read_words, known_words))
+    return next((hint for hint in found if hint.startswith("did")), KNOWN)
 
 
 def _fits(kind: str, value: object) -> bool:
