@@ -76,7 +76,7 @@ def read_words() -> frozenset[str]:
 
 @cache
 def known_words() -> frozenset[str]:
-    """Every knob a configuration may name: also Megatron-LM's flags that nothing reads (scripts/megatron_lm_flags.py)."""
+    """Every knob a configuration may name: also flags that nothing reads (scripts/megatron_lm_flags.py)."""
     return read_words() | frozenset(json.loads(FLAGS_UNREAD.read_text()))
 
 

@@ -16,6 +16,7 @@ from search_spaces.rules import (
     fusions,
     graphs,
     hardware,
+    model_fields,
     offload,
     overlap,
     parallelism,
@@ -30,6 +31,7 @@ from search_spaces.rules.rule import Case, Launcher, Rule, Verdict, case_of, com
 STACK_RULES: tuple[Rule, ...] = (
     *hardware.RULES,
     *parallelism.RULES,
+    *model_fields.RULES,
     *dispatcher.RULES,
     *overlap.RULES,
     *recompute.RULES,

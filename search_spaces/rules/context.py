@@ -7,6 +7,7 @@ from search_spaces.rules.rule import Case, Launcher, Rule
 
 TP, SP, CP = "tensor_model_parallel_size", "sequence_parallel", "context_parallel_size"
 CP_COMM, CP_SIZES, VARIANT = "cp_comm_type", "hierarchical_context_parallel_sizes", "experimental_attention_variant"
+EXCHANGES = ("p2p", "all_gather", "a2a", "a2a+p2p")
 BOTH_LAUNCHERS: frozenset[Launcher] = frozenset({"megatron-lm", "megatron-bridge"})
 
 
@@ -47,6 +48,29 @@ def _context_list(case: Case) -> str | None:
     return f"{CP_COMM} names {found} layers, the model has {layers}" if found != layers else None
 
 
+def _exchanges(case: Case) -> list[str]:
+    """What Transformer Engine is told of the exchange; [] where there is none, or DSA's own."""
+    return [] if case.layout.context == 1 or case.text(VARIANT) == "dsa" else cp_comm_types(case)
+
+
+def _unknown_exchange(case: Case) -> str | None:
+    wrong = [kind for kind in _exchanges(case) if kind not in EXCHANGES]
+    return f"{CP_COMM} {wrong[0][:40]} is none of {', '.join(EXCHANGES)}" if wrong else None
+
+
+def _heads_to_exchange(case: Case) -> str | None:
+    if "a2a" not in _exchanges(case):
+        return None
+    context, tensor = case.layout.context, case.layout.tensor
+    heads, groups = case.model.num_attention_heads // tensor, max(case.model.num_query_groups // tensor, 1)
+    wrong = heads % context or groups % context
+    return (
+        f"{CP_COMM} a2a: {heads} heads and {groups} query groups a rank, not divisible by CP {context}"
+        if wrong
+        else None
+    )
+
+
 def _sparse_attention(case: Case) -> str | None:
     if case.text(VARIANT) != "dsa" or case.layout.context == 1:
         return None
@@ -81,6 +105,7 @@ def _sequence_split(case: Case) -> str | None:
 
 
 _CONFIG = "core/transformer/transformer_config.py"
+_ENGINE = "TE 2.20.2 pytorch/attention/dot_product_attention/context_parallel.py"
 RULES = (
     Rule("PAR-18", frozenset({CP}), _context_halves, "MLM arguments.py:1296", "lower CP or lengthen the sequence"),
     Rule(
@@ -90,6 +115,14 @@ RULES = (
     ),
     Rule(
         "PAR-20", frozenset({CP, CP_COMM}), _context_list, f"{_CONFIG}:2780", "name every layer, or one word for all",
+    ),
+    Rule(
+        "PAR-20b", frozenset({CP, CP_COMM, VARIANT}), _unknown_exchange, f"{_ENGINE}:5778", "choose one of them",
+        level="first step",
+    ),
+    Rule(
+        "PAR-20c", frozenset({TP, CP, CP_COMM, VARIANT}), _heads_to_exchange, f"{_ENGINE}:4644",
+        "lower CP or TP, or use p2p or all_gather", level="first step",
     ),
     Rule(
         "PAR-33", frozenset({CP, CP_COMM, VARIANT}), _sparse_attention, f"{_CONFIG}:2845",

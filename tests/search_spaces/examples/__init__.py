@@ -9,6 +9,7 @@ from tests.search_spaces.examples import (
     fusions,
     graphs,
     hardware,
+    model_fields,
     offload,
     overlap,
     parallelism,
@@ -21,7 +22,7 @@ from tests.search_spaces.oracle import Oracle
 
 AREAS = (
     parallelism, dispatcher, overlap, recompute, precision, graphs, offload, capacity, fusions, fsdp, bridge, hardware,
-    releases, worker,
+    releases, model_fields, worker,
 )  # fmt: skip
 EXAMPLES: dict[str, tuple[Case, Case]] = {}
 ORACLE: dict[str, Oracle] = {}  # of the rules that another real object judges than the configuration

@@ -83,6 +83,11 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H2, cp=2, cp_comm_type='["p2p", "p2p", "p2p"]'),
         case(H2, cp=2, cp_comm_type='["p2p", "a2a", "p2p", "a2a"]'),
     ),
+    "PAR-20b": (case(H2, cp=2, cp_comm_type="ring"), case(H2, cp=2, cp_comm_type="p2p")),
+    "PAR-20c": (
+        case(gpus(4), cp=4, cp_comm_type="a2a", model={"num_query_groups": 2}),
+        case(gpus(4), cp=4, cp_comm_type="a2a", model={"num_query_groups": 4}),
+    ),
     "PAR-21": (
         case(tp=2, sp=True, etp=2, add_bias_linear=True, bias_dropout_fusion=False),
         case(tp=2, sp=True, etp=1, add_bias_linear=True, bias_dropout_fusion=False),
