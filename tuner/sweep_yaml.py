@@ -82,7 +82,7 @@ def _bounded(most: int, file: str) -> YAML:
             nonlocal left
             left -= 0 if index is None and isinstance(parent, MappingNode) else 1  # a key is no value
             if left < 0:
-                raise _too_many(most, file)
+                raise _too_many(most, file, self.parser.peek_event().start_mark.line + 1)
             return super().compose_node(parent, index)  # type: ignore[no-any-return]
 
     reader = YAML(typ="safe", pure=True)
@@ -90,8 +90,8 @@ def _bounded(most: int, file: str) -> YAML:
     return reader
 
 
-def _too_many(most: int, file: str) -> InputError:
-    return InputError([Fault(f"more than {most} values", file)], "use fewer values and aliases (*name)")
+def _too_many(most: int, file: str, line: int) -> InputError:
+    return InputError([Fault(f"more than {most} values", file, line)], "use fewer values and aliases (*name)")
 
 
 class _Builder:
@@ -108,7 +108,7 @@ class _Builder:
     def build(self, node: Node, path: tuple[str | int, ...]) -> Json:
         self._left -= 1
         if self._left < 0:
-            raise _too_many(self._most, self._placed.file)
+            raise _too_many(self._most, self._placed.file, _place(node)[0])
         if id(node) in self._open:
             self._fault(node, "an alias that contains itself")
             return None

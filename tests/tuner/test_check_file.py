@@ -177,8 +177,9 @@ def test_reading_ends_at_the_first_value_too_many(monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "cases.yaml"
     path.write_text("\n".join(f"k{number}: 1" for number in range(200)) + "\n}")
     monkeypatch.setattr("tuner.check_file.MOST_VALUES", 100)
-    with pytest.raises(InputError, match="more than 100 values"):  # and not the brace behind them
+    with pytest.raises(InputError, match="more than 100 values") as caught:  # and not the brace behind them
         check(path)
+    assert caught.value.faults[0].line == 100
 
 
 def test_an_id_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
