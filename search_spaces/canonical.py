@@ -16,6 +16,7 @@ DISPATCHER, BACKEND = "moe_token_dispatcher_type", "moe_flex_dispatcher_backend"
 GRANULARITY, RECOMPUTED = "recompute_granularity", "recompute_modules"
 IMPL, CAPTURED, CAPACITY = "cuda_graph_impl", "cuda_graph_modules", "moe_expert_capacity_factor"
 MODULE_LISTS = (RECOMPUTED, CAPTURED, "offload_modules")
+BOTH = {"megatron-bridge", "megatron-lm"}
 BY_LAYER = ("transformer_engine", "local")
 Knobs = Mapping[str, KnobValue]
 
@@ -87,9 +88,12 @@ _NOTHING_SAID: Mapping[str, Callable[[Knobs], bool]] = {
 }
 
 
-def canonical(requested: Knobs, launchers: frozenset[str] = frozenset()) -> Canonical:
-    """The canonical form of knobs. `launchers`: those whose own habits apply ("megatron-bridge", "megatron-lm")."""
-    changed = _changes(requested, launchers)
+def canonical(
+    requested: Knobs, launchers: frozenset[str] = frozenset(), installed: frozenset[str] = frozenset()
+) -> Canonical:
+    """The canonical form of knobs. `launchers`: those whose own habits apply ("megatron-bridge", "megatron-lm").
+    `installed`: those that may run it, of which only what all launchers do is taken over."""
+    changed = _changes(requested, launchers, installed)
     # An empty list is not an absent one (Megatron's default); None is.
     knobs = {name: value for name, value in {**requested, **changed}.items() if value is not None}
     for name in MODULE_LISTS:
@@ -105,14 +109,14 @@ def canonical(requested: Knobs, launchers: frozenset[str] = frozenset()) -> Cano
     return Canonical({n: v for n, v in knobs.items() if n not in idle}, changed, tuple(notes))
 
 
-def _changes(knobs: Knobs, launchers: frozenset[str]) -> dict[str, KnobValue]:
+def _changes(knobs: Knobs, launchers: frozenset[str], installed: frozenset[str]) -> dict[str, KnobValue]:
     """What the stack sets by itself, or otherwise than requested."""
     changed: dict[str, KnobValue] = {}
     layout = layout_of(knobs)
     if knobs.get(ETP) is None and layout.tensor > 1:  # TRAP-07: two meshes for one request
         bridge = "megatron-bridge" in launchers and layout.expert > 1
         changed[ETP] = 1 if bridge else layout.tensor
-    if layout.sequence_parallel and layout.tensor == 1 and launchers & {"megatron-bridge", "megatron-lm"}:
+    if layout.sequence_parallel and layout.tensor == 1 and (launchers | installed) & BOTH:
         changed[SP] = False  # TRAP-06; megatron-core itself refuses it
     if knobs.get(VPP) == 1 and not _interleaves_one_chunk(knobs, launchers):
         changed[VPP] = None  # one chunk a stage is the schedule without chunks

@@ -16,8 +16,8 @@ from search_spaces.bridge_paths import flatten
 from search_spaces.candidate import KnobValue
 from search_spaces.canonical import Canonical, canonical
 from search_spaces.errors import InputError
-from search_spaces.explicit_facts import dense_layers, fact_fault, training_of
-from search_spaces.explicit_knobs import LARGEST, CaseFault, knob_fault, knob_value, shown, texts
+from search_spaces.explicit_facts import dense_layers, fact_fault, frequency_fault, training_of
+from search_spaces.explicit_knobs import LARGEST, UNSET, CaseFault, knob_fault, knob_value, shown, texts
 from search_spaces.explicit_stack import read_stack
 from search_spaces.launcher_words import FRAMEWORKS, MEGATRON_LM_ONLY, launchers_of, plain_words, virtual_stages
 from search_spaces.partial import PartialModel
@@ -80,20 +80,23 @@ class _Reader:
         given = self._words("knobs")
         self.faults += bridge_faults(given)
         flat = flatten(given, read_nowhere)
-        env = {**flat.env, **texts(self._mapping("env"))}
+        exported = texts(self._mapping("env"))
+        env = {**exported, **{name: value for name, value in flat.env.items() if exported.get(name) in (None, "unset")}}
         knobs = self._knobs(flat.knobs, env)
         stack, launchers = self._stack(), self._launchers(flat.is_bridge)
+        if self.raw.get("env") == {} and launchers == {"megatron-lm"}:
+            env = {**texts(dict.fromkeys(UNSET)), **env}  # nothing is exported, and no recipe brings variables along
         model = self._model(knobs)
         cluster = self._cluster()
         if cluster is None or model is None or self.faults:
             return None
-        knobs = {**(ASSUMED_DENSE if model.dense else ASSUMED), **knobs}
+        knobs = {**self._assumed(model, knobs), **knobs}
         knobs |= virtual_stages(model, knobs)
         knobs |= self._split(model, knobs)
         own = flat.is_bridge or not MEGATRON_LM_ONLY.isdisjoint(self._flags)
         said = launchers if self.raw.get("framework") or own else frozenset[Launcher]()
         self.warnings += idle_words(knobs, stack)
-        form: Canonical = canonical(knobs, said)
+        form: Canonical = canonical(knobs, said, launchers)
         self.effective |= form.changed
         self.warnings += form.notes
         return Case(form.resolved(knobs), model, cluster, training_of(knobs), env, stack, launchers)
@@ -175,12 +178,17 @@ class _Reader:
             if name in ModelShape.model_fields:
                 self._fact(name, value, facts, knobs)
             elif name == "moe_layer_freq":
-                if (dense := dense_layers(value, given.get("num_layers"))) is not None:
+                layers = knobs.get("num_layers") or given.get("num_layers")
+                if wrong := frequency_fault(value, layers):
+                    self.faults.append(wrong)
+                elif (dense := dense_layers(value, layers)) is not None:
                     facts["first_dense_layers"] = dense
             elif fault := None if name in MODEL_NOTES else knob_fault(name, value):
                 self.faults.append(fault)
             elif name not in MODEL_NOTES:
                 knobs.setdefault(name, knob_value(name, value))
+        if wrong := frequency_fault(knobs.get("moe_layer_freq"), facts.get("num_layers")):
+            self.faults.append(wrong)
         facts["dense"] = bool(given) and "num_moe_experts" not in facts
         if facts.get("moe_router_topk", 0) > facts.get("num_moe_experts", LARGEST):
             what = f"moe_router_topk {facts['moe_router_topk']} exceeds num_moe_experts {facts['num_moe_experts']}"
@@ -219,6 +227,11 @@ class _Reader:
             device="cuda", workers=world, workers_per_trial=world, gpu_arch=gpu.gpu_arch if gpu else None,
             workers_per_node=min(world, gpu.gpus_per_node if gpu else 8),
         )  # fmt: skip
+
+    @staticmethod
+    def _assumed(model: PartialModel, knobs: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+        assumed = ASSUMED_DENSE if model.dense else ASSUMED
+        return {name: value for name, value in assumed.items() if name != "bf16" or not knobs.get("fp16")}
 
     def _split(self, model: PartialModel, knobs: dict[str, KnobValue]) -> dict[str, KnobValue]:
         """The pipeline split that the public recipes of some models bring along and configurations leave out."""

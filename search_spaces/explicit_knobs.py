@@ -137,9 +137,14 @@ def knob_value(name: str, value: object) -> KnobValue:
     return cast(KnobValue, value)
 
 
+# Variables of which "not set" is not the same as "not said" -> how the rules read one that is said to be unset.
+UNSET = {"CUDA_DEVICE_MAX_CONNECTIONS": "unset", "NVTE_CPU_OFFLOAD_V1": "unset", "NVTE_CUTEDSL_FUSED_GROUPED_MLP": "0"}
+
+
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Environment variables; None and false leave one unset, true is "1"."""
-    return {
+    """Environment variables; None and false say that one is not set, true is "1"."""
+    off = {name: UNSET[name] for name, value in values.items() if name in UNSET and (value is None or value is False)}
+    return off | {
         str(name): "1" if value is True else str(value)
         for name, value in values.items()
         if value is not None and value is not False

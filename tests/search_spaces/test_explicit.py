@@ -78,7 +78,8 @@ def test_a_model_without_experts_is_dense_and_one_that_is_not_given_is_unknown()
     ("frequency", "layers", "expected"),
     [
         ([0, 0, 1, 1], 4, 2), (2, 4, 2), (2, 5, 2), (3, 7, 4), (1, 4, None), ("([0]*3+[1]*58)", 61, 3),
-        ("[0,1,1]", 3, 1), ("([1]*4)", 4, 0), ("often", 4, None), (None, 4, None), (2, None, None),
+        ("[0,1,1]", 3, 1), ("([1]*4)", 4, 0), ("([0]+[1]*2)*2", 6, 2), ("2", 4, 2),
+        ("often", 4, None), (None, 4, None), (2, None, None),
     ],
 )  # fmt: skip
 def test_dense_layers_by_frequency(frequency: object, layers: object, expected: int | None) -> None:
@@ -212,3 +213,65 @@ def test_megatron_core_by_name_and_no_framework_are_one_thing(knobs: dict[str, A
     told = [[(rule.id, rule.refusal(case)) for rule in rules_for(case.launchers, None)] for case in cases if case]
     named, silent = ([row for row in rows if row[1]] for rows in told)
     assert named == silent
+
+
+def variables(framework: str | None = "megatron-lm", **changes: Any) -> Mapping[str, str]:
+    case = read(framework=framework, **changes).case
+    assert case is not None
+    return case.env
+
+
+def test_a_variable_that_is_null_is_said_to_be_unset() -> None:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    assert variables(env={name: None})[name] == "unset"
+    assert variables(env={name: False})[name] == "unset"
+    assert variables(env={name: 0})[name] == "0"
+    assert variables(env={"ANYTHING": None, "NCCL_GRAPH_REGISTER": "0"}) == {"NCCL_GRAPH_REGISTER": "0"}
+    recipe = {f"env_vars.{name}": 1}
+    assert variables("megatron-bridge", env={name: None}, knobs=recipe)[name] == "1", "the recipe sets it"
+    assert variables("megatron-bridge", env={name: "8"}, knobs=recipe)[name] == "8", "the job's wins"
+
+
+def test_an_empty_environment_says_so_where_the_launcher_brings_none() -> None:
+    assert variables(env={})["CUDA_DEVICE_MAX_CONNECTIONS"] == "unset"
+    assert variables() == {}, "not said"
+    assert variables("megatron-bridge", env={}) == {}, "a recipe brings its own"
+    assert variables(None, env={}) == {}
+
+
+def test_sequence_parallel_without_tp_is_dropped_under_a_launcher_that_only_the_stack_lists() -> None:
+    knobs = {"sequence_parallel": True}
+    assert read(knobs=knobs).effective["sequence_parallel"] is False
+    assert "sequence_parallel" not in read(knobs=knobs, framework="megatron-core").effective
+    tp2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_model_parallel_size": 2}
+    assert read(knobs=tp2).effective["expert_tensor_parallel_size"] == 2, "Megatron-Core's reading"
+
+
+def test_bf16_is_not_assumed_beside_fp16() -> None:
+    case = read(knobs={"fp16": True}).case
+    assert case is not None
+    assert "bf16" not in case.knobs
+    assert case.training.params_dtype == "bf16", "two bytes either way"
+
+
+@pytest.mark.parametrize(
+    ("frequency", "words"),
+    [
+        ([0, 1], "lists 2 layers, the model has 48"), ("([0]*3+[1]*58)", "lists 61 layers"), ("banana", "no list"),
+        (-3, "no number of layers"), (0, "no number of layers"), ([], "no list"), ([0, 2] * 24, "no list"),
+        ("[1]*999999999", "no list"), ({"a": 1}, "no list"), (1.5, "no list"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["model", "knobs"])
+def test_a_pattern_of_layers_that_fits_no_model(frequency: object, words: str, place: str) -> None:
+    facts = load_model("qwen3-30b-a3b").model_dump()
+    raw: dict[str, Any] = {"world_size": 8, "model": facts, "knobs": {}}
+    raw[place] = {**raw[place], "moe_layer_freq": frequency}
+    faults = read_case(raw, 1).faults
+    assert len(faults) == 1, faults
+    assert words in faults[0].message or "moe_layer_freq is a" in faults[0].message
+
+
+@pytest.mark.parametrize("frequency", [1, 2, 49, [0] * 3 + [1] * 45, "([0]*3+[1]*45)", "([0]+[1]*2)*16", "1", None])
+def test_a_pattern_of_layers_that_fits(frequency: object) -> None:
+    read(model={**load_model("qwen3-30b-a3b").model_dump(), "moe_layer_freq": frequency})
