@@ -231,7 +231,7 @@ class _Reader:
     @staticmethod
     def _assumed(model: PartialModel, knobs: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         assumed = ASSUMED_DENSE if model.dense else ASSUMED
-        return {name: value for name, value in assumed.items() if name != "bf16" or not knobs.get("fp16")}
+        return {**assumed, "bf16": not knobs.get("fp16")}
 
     def _split(self, model: PartialModel, knobs: dict[str, KnobValue]) -> dict[str, KnobValue]:
         """The pipeline split that the public recipes of some models bring along and configurations leave out."""

@@ -250,7 +250,8 @@ def test_sequence_parallel_without_tp_is_dropped_under_a_launcher_that_only_the_
 def test_bf16_is_not_assumed_beside_fp16() -> None:
     case = read(knobs={"fp16": True}).case
     assert case is not None
-    assert "bf16" not in case.knobs
+    assert case.knobs["bf16"] is False
+    assert not [rule.id for rule in rules_for(case.launchers, None) if rule.id == "PRC-01" and rule.refusal(case)]
     assert case.training.params_dtype == "bf16", "two bytes either way"
 
 
