@@ -197,7 +197,7 @@ class LazyRules:
     """The rules over knobs decided in `order`, for the target in `facts`. Raises TooManyQuestions."""
 
     def __init__(self, order: Sequence[Knob], rules: Sequence[Rule], facts: Case) -> None:
-        self.rules, self._questions = tuple(rules), _Questions()
+        self._questions = _Questions()
         place = {knob.name: at for at, knob in enumerate(order)}
         reads = [sorted(place[name] for name in rule.reads if name in place) for rule in rules]
         self._waiting = [

@@ -213,7 +213,7 @@ class LegalSpace:
         """A rule's first refusal: its words for the example (those at hand may be of another case), no points yet."""
         example = self._example(depth, path)
         case = replace(self.facts, knobs=example.knobs, env=example.env)
-        words = (rule.refusal(case) for rule in self._rules.rules if rule.id == refused.rule)
+        words = (rule.refusal(case) for rule in self.rules if rule.id == refused.rule)
         return next(filter(None, words), refused.reason), 0, example
 
     def _example(self, depth: int, path: tuple[()] | tuple[Node, object]) -> Candidate:

@@ -5,7 +5,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from search_spaces.candidate import KnobValue
 from search_spaces.shapes import Noun, StackVersions
@@ -140,4 +140,3 @@ Outcome = Annotated[
     Measured | OutOfMemory | Rejected | Hung | Diverged | Crashed,
     Field(discriminator="kind"),
 ]
-OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)

@@ -139,12 +139,7 @@ def _check(options: argparse.Namespace, console: Console) -> BaseModel | None:
     found = check(options.file)
     if not options.json:
         render(found, console)
-    if found.faults:  # the verdicts on the others stand
-        for fault in found.faults:
-            say(f"moetune: {fault}")
-        options.exit_code = InputError.exit_code
-    elif not any(verdict.valid for verdict in found.root):
-        options.exit_code = NothingAcceptable.exit_code
+    _settle(options, found.faults, any(verdict.valid for verdict in found.root))
     return found
 
 
@@ -154,13 +149,18 @@ def _memory(options: argparse.Namespace, console: Console) -> BaseModel | None:
     found = memory(options.file)
     if not options.json:
         render(found, console)
-    if found.faults:  # the plans of the others stand
-        for fault in found.faults:
-            say(f"moetune: {fault}")
-        options.exit_code = InputError.exit_code
-    elif all(plan.fit == "refused" for plan in found.root):
-        options.exit_code = NothingAcceptable.exit_code
+    _settle(options, found.faults, any(plan.fit != "refused" for plan in found.root))
     return found
+
+
+def _settle(options: argparse.Namespace, faults: Sequence[Fault], acceptable: bool) -> None:
+    """Faults of some configurations, said; the answers on the others stand. Sets the exit code."""
+    for fault in faults:
+        say(f"moetune: {fault}")
+    if faults:
+        options.exit_code = InputError.exit_code
+    elif not acceptable:
+        options.exit_code = NothingAcceptable.exit_code
 
 
 def _init(options: argparse.Namespace, console: Console) -> BaseModel | None:

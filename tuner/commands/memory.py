@@ -1,6 +1,6 @@
 """`moetune memory`: bytes per GPU by part for explicit configurations, before anything runs. No GPU, no torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,11 @@ def _bytes_of(explicit: Explicit, case: Case, factors: Calibration) -> MemoryByt
     worst = worst_of(plan, factors, grows)
     stages = tuple(_stage(stage, factors, grows) for stage in plan.stages)
     most = stages[worst.stage]
-    judged = MemoryJudge(case, factors).explain(Candidate(knobs=dict(case.knobs), env=dict(case.env)), _allowed(case))
+    broken = _broken(case)
+    judged = MemoryJudge(case, factors).explain(
+        Candidate(knobs=dict(case.knobs), env=dict(case.env)),
+        lambda changed: _broken(changed) <= broken,  # advice may break no rule that the configuration does not
+    )
     named = ("weights", "gradients", "optimizer", "activations", "workspace", "graph", "total", "device")
     return MemoryBytes.model_validate(
         {
@@ -141,21 +145,14 @@ def _bytes_of(explicit: Explicit, case: Case, factors: Calibration) -> MemoryByt
             "margin_bytes": round(most.device_bytes * factors.margin(worst).low),
             "fit": judged.state if judged else None,
             "reason": judged.reason if judged and judged.state != "fits" else "",
-            "warnings": (*_refused(case), *explicit.warnings, *_assumed(case, plan)),
+            "warnings": (*_refused(broken), *explicit.warnings, *_assumed(case, plan)),
         }
     )
 
 
-def _refused(case: Case) -> tuple[str, ...]:
+def _refused(broken: frozenset[str]) -> tuple[str, ...]:
     """That the configuration cannot run anyway, where `check` says so."""
-    broken = sorted(_broken(case))
-    return (f"it cannot run: {', '.join(broken)} (see `moetune check`)",) if broken else ()
-
-
-def _allowed(base: Case) -> Callable[[Case], bool]:
-    """Whether advice may be given: the change breaks no rule of the stack that the configuration does not break."""
-    before = _broken(base)
-    return lambda changed: _broken(changed) <= before
+    return (f"it cannot run: {', '.join(sorted(broken))} (see `moetune check`)",) if broken else ()
 
 
 def _broken(case: Case) -> frozenset[str]:
