@@ -63,7 +63,7 @@ def test_configurations_measured_on_one_h200_are_judged_right() -> None:
 
 def test_what_this_worker_cannot_do_yet_is_judged_last() -> None:
     """So that a configuration the stack refuses says so, and another launcher can leave these rules out."""
-    graphs = case(H8, graphs="full_iteration")
+    graphs = case(H8, graphs="local")
     assert verdict(graphs, NO_WORKER) is None
     found = verdict(graphs)
     assert found is not None

@@ -30,7 +30,7 @@ from train_worker.megatron.effective import (
     first_mismatch_of_ranks,
     mismatch,
 )
-from train_worker.megatron.graphs import LayerGraphs, graphed, rng_arguments
+from train_worker.megatron.graphs import Graphs, graphs_of, rng_arguments
 from train_worker.megatron.latches import follow_environment
 from train_worker.megatron.model import Built, build, parameter_count
 from train_worker.megatron.seen import Run
@@ -70,7 +70,7 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
             model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True, **rng_arguments(job.candidate))
             built = build(job, configs)
             trainer = trainer_of(job, configs, built, device)
-            graphs = LayerGraphs(job, configs, built) if graphed(job.candidate) else None
+            graphs = graphs_of(job, configs, built, trainer)
         steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors), graphs)
         with progress.within("warmup"):
             diverged = steps.warm_up(job.training.warmup_steps)
@@ -103,7 +103,7 @@ class _Steps:
 
     def __init__(
         self, trainer: Trainer, host: HostSettings, progress: Progress, clock: StepClock, memory: PeakMemory,
-        graphs: LayerGraphs | None = None,
+        graphs: Graphs | None = None,
     ) -> None:  # fmt: skip
         self.trainer, self.host, self.progress, self.clock, self.memory = trainer, host, progress, clock, memory
         self.graphs = graphs
