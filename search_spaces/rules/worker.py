@@ -13,6 +13,7 @@ ACCUMULATE, LOSS, LOSS_IMPL = "gradient_accumulation_fusion", "cross_entropy_los
 DOWN, DISPATCH_BACKWARD = "mla_down_proj_fusion", "overlap_dispatch_backward_with_experts_wgrad"
 ROPE, SHARED_OVERLAP, DISPATCHER = "apply_rope_fusion", "moe_shared_expert_overlap", "moe_token_dispatcher_type"
 CAPACITY, PADDED = "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"
+OPTIMIZER_GRAPH = "optimizer_cuda_graph"
 OFFLOAD, SHARDED = "optimizer_cpu_offload", "use_distributed_optimizer"
 TP, ETP = "tensor_model_parallel_size", "expert_tensor_parallel_size"
 EP = "expert_model_parallel_size"
@@ -41,6 +42,10 @@ def _waits_in_iteration(case: Case) -> str | None:
     if case.text(IMPL, "none") != "full_iteration" or (sent == "alltoall" and padded):
         return None
     return f"{sent} {'' if padded else 'without a padded capacity '}makes the host wait inside the captured iteration"
+
+
+def _captured_optimizer(case: Case) -> str | None:
+    return "this worker does not capture the optimizer's step" if case.on(OPTIMIZER_GRAPH) else None
 
 
 def _replaced_parameters(case: Case) -> str | None:
@@ -178,5 +183,9 @@ RULES = (
         "RUN-17", frozenset({OFFLOAD, SHARDED}), _replaced_parameters,
         "core/optimizer/optimizer.py:1018 beside cpu_offloading/hybrid_optimizer.py:199 and :339",
         f"set {SHARDED} to true", "first step",
+    ),
+    Rule(
+        "RUN-18", frozenset({OPTIMIZER_GRAPH}), _captured_optimizer, "MLM training/training.py:3633",
+        f"leave {OPTIMIZER_GRAPH} out",
     ),
 )  # fmt: skip

@@ -58,7 +58,9 @@ class Schedule:
 def trainer(schedule: Schedule) -> Trainer:
     optimizer = SimpleNamespace(zero_grad=lambda: None, step=lambda: (True, 1.0, None))
     chunk = SimpleNamespace(zero_grad_buffer=lambda: None)
-    configs: Any = SimpleNamespace(micro_batch_size=2, transformer=SimpleNamespace(cuda_graph_use_single_mempool=True))
+    ddp = SimpleNamespace(reuse_grad_buf_for_mxfp8_param_ag=False)
+    transformer = SimpleNamespace(cuda_graph_use_single_mempool=True)
+    configs: Any = SimpleNamespace(micro_batch_size=2, transformer=transformer, ddp=ddp)
     built: Any = SimpleNamespace(chunks=[chunk], optimizer=optimizer)
     job = case(1, SGD.model_copy(update={"warmup_steps": 4})).job
     return Trainer(job, configs, built, [[0, 1], [2, 3]], torch.device("cpu"), schedule=schedule)

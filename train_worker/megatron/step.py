@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_batch_on_this_cp_rank
 
@@ -48,6 +49,7 @@ class Trainer:
         for chunk in self.built.chunks:
             chunk.zero_grad_buffer()
         self.built.optimizer.zero_grad()
+        self._fill_shared_buffers()
         # Dictionaries, since that is what a capture of the whole iteration copies (full_cuda_graph.py:122).
         iterators = [iter([{TEXT: tokens} for tokens in each]) for each in batches]
         losses = self.schedule(
@@ -63,6 +65,16 @@ class Trainer:
             self.seen, self.planned = before
         _, grad_norm, _ = self.built.optimizer.step()
         return [found["loss"] for found in losses], float("nan") if grad_norm is None else float(grad_norm)
+
+    def _fill_shared_buffers(self) -> None:
+        """MXFP8 weights that are gathered in the buffer of the gradients: zeroing these has emptied it
+        (training/training.py:2377). The hooks that gather are on from the first step here."""
+        ddp = self.configs.ddp
+        if not (ddp.reuse_grad_buf_for_mxfp8_param_ag and ddp.overlap_param_gather):
+            return
+        for part in getattr(self.built.optimizer, "chained_optimizers", [self.built.optimizer]):
+            if isinstance(part, DistributedOptimizer):
+                part._copy_main_params_to_param_buffer()
 
     def _forward(
         self, iterator: Iterator[dict[str, torch.Tensor]], model: Any, return_schedule_plan: bool = False

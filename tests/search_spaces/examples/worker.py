@@ -65,6 +65,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, **OFFLOAD, use_distributed_optimizer=False),
         case(H8, **OFFLOAD, use_distributed_optimizer=True),
     ),
+    "RUN-18": (case(H1, optimizer_cuda_graph=True), case(H1, optimizer_cuda_graph=False)),
 }
 
 ORACLE: dict[str, Oracle] = {"RUN-12": fused_projections}
