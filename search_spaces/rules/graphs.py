@@ -281,7 +281,7 @@ RULES = (
         f"set {PRIORITY} to 1", launchers=_MLM, since="0.19",
     ),
     Rule(
-        "RUN-01", GRAPHS, _local_attention, f"{_LAYER}:557; seen on one H200 (0.19.2)", "use transformer_engine",
+        "RUN-01", GRAPHS, _local_attention, f"seen on one H200 (0.19.2); {_LAYER}:557", "use transformer_engine",
         "first step",
     ),
     Rule(

@@ -176,12 +176,12 @@ RULES = (
     ),
     Rule(
         "RUN-16", frozenset({IMPL, DISPATCHER, CAPACITY, PADDED}), _waits_in_iteration,
-        "core/transformer/moe/token_dispatcher.py:317, 950",
+        "read in core/transformer/moe/token_dispatcher.py:317, 950",
         f"use alltoall with {CAPACITY} and {PADDED}", "first step",
     ),
     Rule(
         "RUN-17", frozenset({OFFLOAD, SHARDED}), _replaced_parameters,
-        "core/optimizer/optimizer.py:1018 beside cpu_offloading/hybrid_optimizer.py:199 and :339",
+        "read in core/optimizer/optimizer.py:1018 and cpu_offloading/hybrid_optimizer.py:199 and :339",
         f"set {SHARDED} to true", "first step",
     ),
     Rule(
