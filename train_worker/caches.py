@@ -20,7 +20,7 @@ VARIABLES = {"CUDA_CACHE_PATH": "cuda", "TRITON_CACHE_DIR": "triton", "TORCHINDU
 
 
 def cache_environment(root: Path | None = None) -> dict[str, str]:
-    """Variables for the clean parent and so for every rank; {} where `root` is read-only. What the user has set stays."""
+    """Variables for the clean parent and every rank; {} where `root` is read-only. What the user has set stays."""
     folder = (root or cache_root()) / stack_key()
     try:
         for name in VARIABLES.values():
