@@ -1,6 +1,6 @@
 """What a GPU did in one step: its events, what kind of work each is, and the arithmetic of their intervals. Pure.
 
-On a CPU the innermost operators of torch are the events (and gloo's collectives), so that everything downstream is the
+On a CPU the working operators of torch are the events (and gloo's collectives), so that everything downstream is the
 same there. Times are microseconds from the beginning of the step.
 """
 
@@ -40,7 +40,7 @@ class GpuEvent(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-    """One profiled step of this rank. `host_calls` counts the CUDA calls by name (cudaLaunchKernel, cudaGraphLaunch)."""
+    """One profiled step of this rank. `host_calls`: CUDA calls by name (cudaLaunchKernel, cudaGraphLaunch), counted."""
 
     events: tuple[GpuEvent, ...]
     step_time_us: float
@@ -59,7 +59,7 @@ _PATTERNS: tuple[tuple[Category, str], ...] = (
     ),
     # The Hadamard transform of NVFP4 is a GEMM by name and a quantisation by purpose (TE common/hadamard_transform)
     ("quantise", r"hadamard|rht_gemm"),
-    # cuBLASLt on Hopper and Blackwell names the operand types: q is e4m3, r is e5m2 (nvjet_qqtst_*, nvjet_sm100_qqtst_*)
+    # cuBLASLt names the operand types, q for e4m3 and r for e5m2: nvjet_sm90_qqtst_*, qrtst backward (seen on an H200)
     ("fp8_gemm", r"nvjet_(sm\d+_)?([a-z]{0,2}[qr]{2})[a-z]*_|gemm.*(e4m3|e5m2|f8f8|fp8|float8|mxf)"),
     ("fp8_gemm", r"(e4m3|e5m2|f8f8|fp8|float8|float_e[45]m[23]|float_ue8m0|mxf[48]).*(gemm|xmma)"),
     ("gemm", r"nvjet|gemm|gemv|xmma|cublas|cutlass|splitk|^aten::(addmm|mm|bmm|baddbmm|dot|mv|addbmm)$"),
@@ -75,7 +75,7 @@ _PATTERNS: tuple[tuple[Category, str], ...] = (
         r"quantize|cast_transpose|cast_(fp8|mxfp8|nvfp4|gated|kernel)|block_scal|blockwise|amax|delayed_scaling|fp8"
         r"|compute_scale|scale_inv|swizzle|nvfp4|mxfp8|float8|e4m3|e5m2|transformer_engine.*transpose|_transpose_kernel",
     ),
-    ("optimizer", r"multi_tensor|adam|l2norm|lamb|\bsgd|_foreach_|^aten::_fused_(adam|sgd)"),
+    ("optimizer", r"multi_tensor|adam|l2norm|\bsgd|_foreach_|^aten::_fused_(adam|sgd)"),
     ("memcpy", r"^memcpy|^memset"),
 )
 _COMPILED = tuple((category, re.compile(pattern, re.IGNORECASE)) for category, pattern in _PATTERNS)
@@ -139,11 +139,18 @@ def length(disjoint: Iterable[Interval]) -> float:
     return sum(end - start for start, end in disjoint)
 
 
-def innermost(spans: Iterable[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Of nested spans (start, end, name) of one thread, the ones that hold no other: the operators that work."""
+def working(spans: Iterable[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Of the nested operators (start, end, name) of one thread those that work: one of a known category counts whole
+    (aten::mm, whatever it calls), else the innermost do. What is returned does not overlap."""
     ordered = sorted(spans, key=lambda span: (span[0], -span[1]))
     following = [*ordered[1:], (float("inf"), float("inf"), "")]
-    return [span for span, after in zip(ordered, following, strict=True) if after[0] >= span[1]]
+    chosen: list[tuple[float, float, str]] = []
+    for span, after in zip(ordered, following, strict=True):
+        if chosen and span[0] < chosen[-1][1]:
+            continue
+        if after[0] >= span[1] or category_of(span[2]) != "elementwise":
+            chosen.append(span)
+    return chosen
 
 
 def is_disjoint(intervals: Sequence[Interval]) -> bool:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from search_spaces.candidate import KnobValue
 from search_spaces.shapes import Noun, StackVersions
+from train_worker.profile import StepProfile
 
 
 class Fingerprint(Noun):
@@ -55,10 +56,11 @@ class PhaseTimes(Noun):
     warmup_s: float = 0.0
     measure_s: float = 0.0
     report_s: float = 0.0
+    profile_s: float = 0.0
 
     @property
     def fixed_s(self) -> float:
-        return self.launch_s + self.import_s + self.process_group_s + self.build_s + self.report_s
+        return self.launch_s + self.import_s + self.process_group_s + self.build_s + self.report_s + self.profile_s
 
 
 class MemoryPeaks(Noun):
@@ -83,6 +85,8 @@ class Measured(Noun):
     effective: dict[str, KnobValue] = Field(description="read back from the objects that were built")
     fingerprint: Fingerprint
     phases: PhaseTimes
+    profile: StepProfile | None = Field(None, description="of one step of rank 0, run after the measured ones")
+    profile_error: str | None = Field(None, description="why there is no profile although one was asked for")
 
     @property
     def losses(self) -> tuple[float, ...]:

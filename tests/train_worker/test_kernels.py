@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_worker.kernels import Interval, category_of, innermost, intersect, is_disjoint, length, subtract, union
+from train_worker.kernels import Interval, category_of, intersect, is_disjoint, length, subtract, union, working
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1])))
 
@@ -24,10 +24,11 @@ def test_intervals_are_the_sets_of_their_points(left: list[Interval], right: lis
     assert length(subtract(one, two)) + length(intersect(one, two)) == length(one)
 
 
-def test_only_the_innermost_operators_work() -> None:
-    outer = (0.0, 10.0, "aten::linear")
-    inside = [(1.0, 2.0, "aten::t"), (3.0, 9.0, "aten::addmm")]
-    assert innermost([inside[1], outer, inside[0]]) == inside
+def test_the_innermost_operators_work_and_a_known_one_counts_whole() -> None:
+    outer, copied, matrix = (0.0, 10.0, "aten::linear"), (1.0, 2.0, "aten::t"), (3.0, 9.0, "aten::addmm")
+    inside = (4.0, 5.0, "aten::resolve_conj")
+    after = (10.0, 11.0, "aten::add")
+    assert working([inside, matrix, outer, after, copied]) == [copied, matrix, after]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from train_worker.cpu import megatron_on_cpu
 from train_worker.environment import fingerprint, require_transformer_engine
 from train_worker.host import HostSettings
 from train_worker.job import TrialJob
+from train_worker.keep import Keeper
 from train_worker.megatron.config import configs_of, refuse_unknown, virtual_stages
 from train_worker.megatron.effective import (
     config_mismatch,
@@ -33,6 +34,7 @@ from train_worker.megatron.effective import (
 from train_worker.megatron.graphs import LayerGraphs, graphed, rng_arguments
 from train_worker.megatron.latches import follow_environment
 from train_worker.megatron.model import Built, build, parameter_count
+from train_worker.megatron.profiler import with_profile
 from train_worker.megatron.seen import Run
 from train_worker.megatron.step import Trainer, global_loss_and_norm, trainer_of
 from train_worker.meter import PeakMemory, StepClock
@@ -40,14 +42,14 @@ from train_worker.outcome import Diverged, Measured, PhaseTimes, Rejected, StepS
 from train_worker.progress import Progress
 
 
-def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
+def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Measured | Diverged | Rejected:
     """Run the trial. Collective: every rank calls it with the same job and gets an answer of the same kind.
 
     What Megatron's config objects refuse is Rejected with rule "megatron-config", what they silently change with rule
     "effective-differs", what this worker does not do yet with its own rules (`search_spaces.rules.worker`). Raises
     ValueError for a knob that does not exist or a batch that does not divide, ImportError on cuda without Transformer
     Engine, and whatever Megatron or torch raises later. `Measured.phases` holds those of this rank; the caller adds its
-    own.
+    own. `keeper` is given the measurement before the profiled step, and that step.
     """
     with progress.within("build"):
         refuse_unknown(job.candidate)
@@ -89,7 +91,12 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
         if diverged:
             return diverged
         with progress.within("report"):
-            return _measured(job, progress, steps, built, effective)
+            measured = _measured(job, progress, steps, built, effective)
+        if not job.profile:
+            return measured
+        with progress.within("profile"):
+            measured, _ = with_profile(measured, trainer, host, keeper or Keeper())
+        return measured
 
 
 def refuse_inactive(job: TrialJob) -> Rejected | None:
