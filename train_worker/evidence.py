@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from search_spaces.candidate import Candidate
 from train_worker.evidence_checks import CHECKS
+from train_worker.evidence_kernels import both, in_kernels
 from train_worker.observed import Observed
 from train_worker.outcome import Evidence, Rejected
 
@@ -24,6 +25,8 @@ def evidence_of(candidate: Candidate, observed: Observed) -> tuple[Evidence, ...
             continue
         found = check(requested[knob], requested, observed)
         if found is not None:
+            kernels = in_kernels(knob, requested, observed.kernels) if observed.kernels else None
+            found = both(found, kernels)
             rows.append(Evidence(knob=knob, requested=requested[knob], seen=found.seen, active=found.active))
     return tuple(rows)
 

@@ -145,6 +145,13 @@ def _projection(observed: Observed) -> Seen:
     return Seen(f"{calls.forward} passes through the joined projection", calls.forward > 0)
 
 
+def _cutlass(value: KnobValue, _: Asked, observed: Observed) -> Seen | None:
+    """No call shows it: Transformer Engine chooses inside its own C++ (common/gemm/cublaslt_gemm.cu)."""
+    if value != "1":
+        return None
+    return Seen("a CPU has no such kernels" if observed.device == "cpu" else "no call shows it", None)
+
+
 def _accumulated(observed: Observed) -> Seen:
     count = observed.fused_gradients
     return Seen(f"{count} weights had their gradient added up by the GEMM", count > 0)
@@ -245,4 +252,5 @@ CHECKS: dict[str, Check] = {
     "fp4": _low_precision(("e2m1",)),
     "fp8_param": switched(_quantized),
     "fp4_param": switched(_quantized),
+    "NVTE_USE_CUTLASS_GROUPED_GEMM": _cutlass,
 }

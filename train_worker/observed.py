@@ -1,11 +1,13 @@
 """What one rank saw of one step, as numbers: filled by `train_worker.megatron.observe`, judged by `evidence_checks`."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from search_spaces.shapes import Noun
+from train_worker.kernels import StepTrace, intersect, length, union
 
 IN_GRAPH = "inside a replayed CUDA graph, where no call is seen"
 SHARES_NOTHING = "no group of more than one rank shares these parameters"
@@ -49,7 +51,6 @@ class Kernel(Noun):
 
     name: str
     count: int
-    seconds: float
 
 
 class Kernels(Noun):
@@ -57,7 +58,26 @@ class Kernels(Noun):
 
     kernels: tuple[Kernel, ...]
     communication_s: float = Field(description="union of the intervals of communication kernels")
-    hidden_communication_s: float = Field(description="the part of it during which other kernels ran")
+    hidden_communication_s: float = Field(description="the part of it during which other kernels computed")
+    graph_launches: int
+    to_host_bytes: int
+    to_device_bytes: int
+
+
+def kernels_of(trace: StepTrace) -> Kernels:
+    """The kernels of a profiled step by name, in no order, and what its intervals and copies add up to."""
+    kernels = [event for event in trace.events if event.kind == "kernel"]
+    sent = union(event.interval for event in kernels if event.category == "communication")
+    computed = union(event.interval for event in kernels if event.category != "communication")
+    copies = [event for event in trace.events if event.kind == "memcpy"]
+    return Kernels(
+        kernels=tuple(Kernel(name=name, count=count) for name, count in Counter(each.name for each in kernels).items()),
+        communication_s=length(sent) / 1e6,
+        hidden_communication_s=length(intersect(sent, computed)) / 1e6,
+        graph_launches=sum(count for name, count in trace.host_calls.items() if "GraphLaunch" in name),
+        to_host_bytes=sum(each.size_bytes for each in copies if "DtoH" in each.name),
+        to_device_bytes=sum(each.size_bytes for each in copies if "HtoD" in each.name),
+    )
 
 
 class Observed(Noun):

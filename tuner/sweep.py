@@ -14,6 +14,14 @@ from tuner.sweep_spec import SweepSpec
 __all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest", "stack_warnings"]
 
 
+ADDED_LATER = (
+    ("training", "min_measured_steps"),
+    ("training", "target_relative_error"),
+    ("model", "predicted_ahead"),
+    ("model", "attention_window"),
+)
+
+
 @dataclass(frozen=True)
 class LoadedSweep:
     """A sweep file without faults, with its model and space worked out. `digest`: see `meaning_digest`."""
@@ -33,6 +41,9 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
     """
     meaning = spec.model_dump(mode="json", exclude={"name", "budget", "tracking", "launch", "model", "space"})
     meaning |= {"model": model.model_dump(mode="json"), "space": space.digest}
+    for section, name in ADDED_LATER:
+        if meaning[section][name] is None:  # as before the key was known: runs begun then can be resumed
+            del meaning[section][name]
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -15,50 +15,52 @@ from megatron.core.fp4_utils import is_nvfp4tensor
 from megatron.core.fp8_utils import is_float8tensor
 
 from search_spaces.candidate import modules
-from train_worker.evidence import merged
+from train_worker.evidence import evidence_of, merged, missing
 from train_worker.job import TrialJob
+from train_worker.kernels import StepTrace
 from train_worker.megatron.graphs import LayerGraphs
 from train_worker.megatron.model import Built
 from train_worker.megatron.observe_calls import Counts, counting, parts_of
 from train_worker.megatron.precision import fp4_recipes, fp8_recipes
+from train_worker.megatron.profiler import ProfilerFailed
 from train_worker.megatron.seen import Run
 from train_worker.megatron.step import Trainer
-from train_worker.observed import Calls, Kernels, Observed, OptimizerState, Sent
-from train_worker.outcome import Evidence
+from train_worker.observed import Calls, Kernels, Observed, OptimizerState, Sent, kernels_of
+from train_worker.outcome import Evidence, Measured, Rejected
 
 WHOLE_STEP = "full_iteration"
 
 
 class Observer:
-    """Watches one step of a trial on this rank."""
+    """Watches one step of a trial on this rank; what it saw stays as it was, whatever runs later."""
 
     def __init__(self, job: TrialJob, trainer: Trainer, graphs: LayerGraphs | None) -> None:
-        self._job, self._trainer, self._graphs = job, trainer, graphs
+        self.job, self._trainer, self._graphs = job, trainer, graphs
         self._run = Run(trainer.built, (), planned=False, host={})
-        self._counts: Counts | None = None
-        self._first = self._fused_gradients = 0
+        self._observed: Observed | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Around one step."""
-        self._first = not self._trainer.seen
+        first = not self._trainer.seen
         with counting(self._run.layers()) as counts:
             yield
-        self._counts = counts
-        self._fused_gradients = _fused_gradients(self._trainer.built)  # the next step clears the flags
+        self._observed = self._seen(counts, first)
 
     def observed(self, kernels: Kernels | None = None) -> Observed:
         """After `watching`, on every rank. Raises RuntimeError where no step was watched."""
-        counts = self._counts
-        if counts is None:
+        if self._observed is None:
             raise RuntimeError("no step was watched")
-        layers = self._run.layers()
+        return self._observed.model_copy(update={"kernels": kernels})
+
+    def _seen(self, counts: Counts, first: bool) -> Observed:
+        """Read at once: the next step clears the flags of the weights, and graphs go on counting."""
+        built, layers, plain = self._trainer.built, self._run.layers(), counts.plain
         sizes = Counter(part for layer in layers for part, _ in parts_of(layer))
-        plain = counts.plain
         return Observed(
-            device=self._job.cluster.device,
-            first_step=bool(self._first),
-            micro_batches=len(self._trainer.seen) // len(self._trainer.built.chunks),
+            device=self.job.cluster.device,
+            first_step=first,
+            micro_batches=len(self._trainer.seen) // len(built.chunks),
             layers=len(layers),
             moe_layers=len(self._run.moe_layers()),
             low_precision_layers=len(self._run.quantized_layers()),
@@ -78,17 +80,16 @@ class Observer:
             delayed_wgrads=plain["delayed_wgrads"],
             shared_overlapped=plain["shared_overlapped"],
             offloaded_bytes=dict(counts.offloaded_bytes),
-            optimizer=optimizer_state(self._trainer.built),
+            optimizer=optimizer_state(built),
             precisions=dict(_precisions(self._run)),
-            quantized_parameters=dict(_quantized(self._trainer.built)),
-            fused_gradients=self._fused_gradients,
-            kernels=kernels,
+            quantized_parameters=dict(_quantized(built)),
+            fused_gradients=_fused_gradients(built),
         )
 
     def _captured(self) -> tuple[str, ...]:
         if self._graphs is None or not self._graphs.active:
             return ()
-        knobs = self._job.candidate.knobs
+        knobs = self.job.candidate.knobs
         if knobs.get("cuda_graph_impl") == WHOLE_STEP:
             return (WHOLE_STEP,)
         # No module named: the whole layer is captured (transformer_config.py, cuda_graph_modules).
@@ -100,6 +101,27 @@ def agreed(mine: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     ranks: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(ranks, mine)
     return merged(ranks)
+
+
+def with_kernels(measured: Measured, trace: StepTrace | None, observer: Observer) -> Measured | Rejected:
+    """The measurement with what the profiled step's kernels add to its evidence. Collective on cuda.
+
+    A profiled step that failed on this rank has left its peers in a collective: no new one is begun. What happens while
+    the ranks agree never undoes what was measured.
+    """
+    if observer.job.cluster.device == "cpu" or (trace is None and not _stepped(measured)):
+        return measured
+    try:
+        kernels = kernels_of(trace) if trace else None
+        evidence = agreed(evidence_of(observer.job.candidate, observer.observed(kernels)))
+    except RuntimeError as error:  # torch.distributed's: a peer has gone
+        return measured.model_copy(update={"profile_error": f"{type(error).__name__}: {error}"})
+    return missing(evidence) or measured.model_copy(update={"evidence": evidence})
+
+
+def _stepped(measured: Measured) -> bool:
+    """Whether only the profiler failed, so that this rank and its peers are out of the step (`profiler`)."""
+    return (measured.profile_error or "").startswith(ProfilerFailed.__name__)
 
 
 def _calls(counts: Counts, sizes: Counter[str]) -> dict[str, Calls]:
