@@ -17,6 +17,7 @@ from tuner import report_plots as plots
 from tuner.leaderboard import Leaderboard, leaderboard
 from tuner.objective import Objective
 from tuner.report import cost_lines, heading, legend, milliseconds, per_rank, place, remark_lines
+from tuner.walls import wall_line
 
 PAGE_NAME = "index.html"
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -83,6 +84,7 @@ def _measured_parts(board: Leaderboard, records: Sequence[TrialRecord]) -> list[
         "<h2>Ranking</h2>",
         _ranking(board),
         f'<p class="soft">{_safe(legend(board))}</p>',
+        *(f"<p>{_safe(wall_line(each))}</p>" for each in board.walls),
         *(f"<p>{_safe(line)}</p>" for line in remark_lines(board)),
         _figure("Step time", "steps", plots.step_times(board)),
         _figure("Memory against time", "memory", plots.memory_against_time(board)),

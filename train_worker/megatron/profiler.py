@@ -21,7 +21,7 @@ from torch.autograd.profiler import profile
 
 from train_worker.host import HostSettings
 from train_worker.keep import Keeper
-from train_worker.kernels import GpuEvent, Kind, Phase, StepTrace, working, union
+from train_worker.kernels import GpuEvent, Kind, Phase, StepTrace, union, working
 from train_worker.megatron.step import Trainer
 from train_worker.outcome import Measured
 from train_worker.profile import DeviceMemory, PhaseMemory, profile_of
