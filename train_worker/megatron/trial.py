@@ -93,11 +93,12 @@ def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Meas
         if diverged:
             return diverged
         with progress.within("report"):
-            measured = _measured(job, progress, steps, built, effective)
-        if not job.profile:
-            return measured
+            measured, keeper = _measured(job, progress, steps, built, effective), keeper or Keeper()
+            if not job.profile:
+                return measured
+            keeper.measured(measured)
         with progress.within("profile"):
-            measured, _ = with_profile(measured, trainer, host, keeper or Keeper())
+            measured, _ = with_profile(measured, trainer, host, keeper)
         return measured
 
 
