@@ -83,7 +83,6 @@ def with_profile(
 
     Never raises for what happens in that step: what was measured stays measured.
     """
-    keeper.measured(measured)
     device = trainer.device
     try:
         memory = _device_memory(measured, device)

@@ -98,10 +98,12 @@ def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Meas
             return diverged
         with progress.within("report"):
             measured = _measured(job, progress, steps, built, effective).model_copy(update={"evidence": evidence})
-        if not job.profile:
-            return measured
+            keeper = keeper or Keeper()
+            if not job.profile:
+                return measured
+            keeper.measured(measured)
         with progress.within("profile"):
-            measured, trace = with_profile(measured, trainer, host, keeper or Keeper())
+            measured, trace = with_profile(measured, trainer, host, keeper)
             return with_kernels(measured, trace, observer)
 
 
