@@ -5,7 +5,9 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from search_spaces.candidate import Candidate
+from search_spaces.flops import as_trained, flops_per_token
 from search_spaces.shapes import ClusterShape, ModelShape, Noun, TrainingShape
+from train_worker.outcome import Work
 
 
 class TrialJob(Noun):
@@ -25,6 +27,16 @@ class TrialJob(Noun):
     @property
     def world_size(self) -> int:
         return self.cluster.workers_per_trial
+
+    @property
+    def work(self) -> Work:
+        """What a step of this job does. ValueError where the model lacks a size that its FLOPs need."""
+        return Work(
+            ranks=self.world_size,
+            tokens_per_step=self.training.tokens_per_step,
+            flops_per_token=flops_per_token(as_trained(self.model), self.training.sequence_length),
+            routing=self.training.routing,
+        )
 
 
 class RankPlace(Noun):

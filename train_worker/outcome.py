@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from search_spaces.candidate import KnobValue
-from search_spaces.shapes import Noun, StackVersions
+from search_spaces.shapes import Noun, Routing, StackVersions
+from train_worker.timing import StepTiming
 
 
 class Fingerprint(Noun):
@@ -34,12 +35,33 @@ class Fingerprint(Noun):
 
 
 class StepSample(Noun):
-    """One optimizer step. `loss` is the mean over the global batch; `tokens_per_s` is over all ranks."""
+    """One optimizer step. `loss` is the mean over the global batch; `tokens_per_s` is over all ranks.
+
+    Times are the slowest rank's. `gpu_time_s` is between two CUDA events around the step on the current stream, so it
+    holds the GPU's idle time too, but not the host's wait for the device to drain; None on a CPU.
+    """
 
     step_time_s: float
+    gpu_time_s: float | None = None
     tokens_per_s: float
     loss: float
     grad_norm: float
+
+
+class Work(Noun):
+    """What one step of a trial does, whatever the candidate: makes tokens/s and TFLOP/s of a step time."""
+
+    ranks: int
+    tokens_per_step: int
+    flops_per_token: float = Field(description="model FLOPs (search_spaces.flops), of the model as it is trained")
+    routing: Routing = Field(description="forced: the experts were balanced by force")
+
+    def tokens_per_s_per_rank(self, step_time_s: float) -> float:
+        return self.tokens_per_step / step_time_s / self.ranks
+
+    def tflops_per_rank(self, step_time_s: float) -> float:
+        """Model TFLOP/s of one rank: one GPU, where ranks have GPUs."""
+        return self.tokens_per_s_per_rank(step_time_s) * self.flops_per_token / 1e12
 
 
 class PhaseTimes(Noun):
@@ -83,6 +105,8 @@ class Measured(Noun):
     effective: dict[str, KnobValue] = Field(description="read back from the objects that were built")
     fingerprint: Fingerprint
     phases: PhaseTimes
+    timing: StepTiming | None = Field(None, description="of the measured steps' step_time_s; None in older records")
+    work: Work | None = Field(None, description="None in older records")
 
     @property
     def losses(self) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -19,6 +20,8 @@ from tracking import mlflow_payload as words
 from tracking.mlflow_store import MlflowFailed, MlflowStore
 from tracking.mlflow_view import MlflowView, missing, sync
 from tracking.record import Event
+from train_worker.outcome import Work
+from train_worker.timing import step_timing
 from tuner.sweep_spec import Tracking
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +69,22 @@ def test_a_failed_trial_says_why(uri: str) -> None:
     assert failed["crashed"].texts["error.txt"].count("boom") == 50
     assert failed["out_of_memory"].tags["reason"] == "out of device memory in measure"
     assert failed["diverged"].history["loss"] == [(0, 4.0)]
+
+
+def test_throughput_precision_and_routing_of_a_trial_are_written(uri: str) -> None:
+    plain = measured(0.1, steps=6)
+    steps = tuple(sample.model_copy(update={"gpu_time_s": 0.09}) for sample in plain.steps)
+    times = [sample.step_time_s for sample in steps]
+    work = Work(ranks=4, tokens_per_step=512, flops_per_token=1e9, routing="forced")
+    outcome = plain.model_copy(update={"steps": steps, "work": work, "timing": step_timing(times)})
+    assert sync([head(), finished(0, candidate(), outcome, "baseline")], uri).failed == 0
+    (child,) = (run for run in read_runs(uri).values() if run.parent)
+    assert child.tags["routing"] == "forced"
+    assert child.history["tokens_per_s_per_gpu"][0][1] == pytest.approx(512 / 4 / median(times))
+    assert child.history["model_tflops_per_gpu"][0][1] == pytest.approx(512 / 4 / median(times) * 1e-3)
+    assert child.history["timing.relative_standard_error"][0][1] < 0.01
+    assert child.history["median_gpu_time_s"] == [(0, 0.09)]
+    assert child.history["gpu_time_s"] == [(step, 0.09) for step in range(2, 8)]
 
 
 def test_numbers_that_are_none_are_never_written(uri: str) -> None:

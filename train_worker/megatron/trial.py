@@ -19,6 +19,7 @@ from search_spaces.candidate import KnobValue
 from search_spaces.rules import case_of
 from search_spaces.rules.worker import RULES
 from search_spaces.screen import verdict
+from search_spaces.shapes import TrainingShape
 from train_worker.cpu import megatron_on_cpu
 from train_worker.environment import fingerprint, require_transformer_engine
 from train_worker.host import HostSettings
@@ -34,10 +35,11 @@ from train_worker.megatron.graphs import LayerGraphs, graphed, rng_arguments
 from train_worker.megatron.latches import follow_environment
 from train_worker.megatron.model import Built, build, parameter_count
 from train_worker.megatron.seen import Run
-from train_worker.megatron.step import Trainer, global_loss_and_norm, trainer_of
+from train_worker.megatron.step import Trainer, exchange, trainer_of
 from train_worker.meter import PeakMemory, StepClock
 from train_worker.outcome import Diverged, Measured, PhaseTimes, Rejected, StepSample
 from train_worker.progress import Progress
+from train_worker.timing import enough, step_timing
 
 
 def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
@@ -85,7 +87,7 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
         if differs:
             return differs
         with progress.within("measure"):
-            diverged = steps.measure(job.training.measured_steps)
+            diverged = steps.measure(job.training)
         if diverged:
             return diverged
         with progress.within("report"):
@@ -109,6 +111,7 @@ class _Steps:
         self.graphs = graphs
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
+        self.times: list[list[float]] = []  # of each step: the slowest rank's wall time, and on cuda the events' time
 
     def warm_up(self, count: int) -> Diverged | None:
         for index in range(count):
@@ -122,18 +125,24 @@ class _Steps:
                 return diverged
         return None
 
-    def measure(self, count: int) -> Diverged | None:
-        return next((diverged for _ in range(count) if (diverged := self._one())), None)
+    def measure(self, training: TrainingShape) -> Diverged | None:
+        """Steps until there are enough: every rank has the same times of the slowest, and so stops at the same step."""
+        warm, cap, target = len(self.times), training.measured_steps, training.target_relative_error
+        while not enough([wall for wall, *_ in self.times[warm:]], target, training.min_measured_steps or cap, cap):
+            if diverged := self._one():
+                return diverged
+        return None
 
     def _one(self) -> Diverged | None:
-        """One step. The exchange of the loss after it is not timed, and lets all ranks start the next one together."""
+        """One step. The exchange after it is not timed, and lets all ranks start the next one together."""
         index = len(self.losses)
         self.progress.at_step(index)
         batches = self.trainer.batches(index)
         with self.clock.step():
             losses, norm = self.trainer.step(batches)
             self.host.after_step(index + 1)
-        loss, norm = global_loss_and_norm(losses, norm, self.trainer.device)
+        loss, norm, times = exchange(losses, norm, self.clock.latest(), self.trainer.device)
+        self.times.append(times)
         self.losses.append(loss)
         self.grad_norms.append(norm)
         if math.isfinite(loss) and math.isfinite(norm):
@@ -142,11 +151,17 @@ class _Steps:
         return Diverged(step=index, reason=f"loss {loss}, grad norm {norm}", losses=shown)
 
     def samples(self) -> list[StepSample]:
-        """Collective: the time of a step is that of its slowest rank."""
+        """All steps so far, warm-up first."""
         tokens = self.trainer.job.training.tokens_per_step
         return [
-            StepSample(step_time_s=seconds, tokens_per_s=tokens / seconds, loss=loss, grad_norm=norm)
-            for seconds, loss, norm in zip(self.clock.slowest(), self.losses, self.grad_norms, strict=True)
+            StepSample(
+                step_time_s=wall,
+                gpu_time_s=gpu[0] if gpu else None,
+                tokens_per_s=tokens / wall,
+                loss=loss,
+                grad_norm=norm,
+            )
+            for (wall, *gpu), loss, norm in zip(self.times, self.losses, self.grad_norms, strict=True)
         ]
 
 
@@ -164,6 +179,8 @@ def _measured(
         effective=effective,
         fingerprint=fingerprint(job.cluster.device),
         phases=PhaseTimes(build_s=seconds["build"], warmup_s=seconds["warmup"], measure_s=seconds["measure"]),
+        timing=step_timing([sample.step_time_s for sample in samples[warm:]]),
+        work=job.work,
     )
 
 
