@@ -45,7 +45,8 @@ class StepTiming(Noun):
     median_low_s: float = Field(description="95% interval of the median")
     median_high_s: float
     outliers: tuple[int, ...] = Field(
-        description="steps, counted from 0 without warm-up: modified z-score over 3.5, more than 10% off the median, under a quarter of all"
+        description="steps, counted from 0 without warm-up: modified z-score over 3.5, more than 10% off the median, "
+        "and together under a quarter of the steps"
     )
     drift_per_step: float = Field(description="Theil-Sen slope: share of the median a step; positive: it gets slower")
     drift_p_value: float = Field(description="Mann-Kendall, two-sided, normal approximation: cautious below 10 steps")

@@ -113,7 +113,9 @@ def milliseconds(value_s: float) -> str:
 def per_rank(row: Row) -> tuple[str, str]:
     """Tokens/s and model TFLOP/s of one rank; empty where a record does not tell."""
     tokens, tflops = row.tokens_per_s_per_rank, row.tflops_per_rank
-    return "" if tokens is None else f"{tokens:,.0f}", "" if tflops is None else f"{tflops:.3g}"
+    if tokens is None or tflops is None:
+        return "", ""
+    return f"{tokens:,.0f}", f"{tflops:,.0f}" if tflops >= 100 else f"{tflops:.3g}"
 
 
 def place(row: Row) -> str:

@@ -81,9 +81,9 @@ def test_a_clock_that_drops_in_the_middle_is_told_with_its_step() -> None:
 
 
 def test_the_step_of_a_change_counts_the_outliers_too() -> None:
-    timing = step_timing([0.9, *QUIET[:7], *(1.2 * seconds for seconds in QUIET[7:])])
+    timing = step_timing([0.9, *QUIET[:6], *(1.2 * seconds for seconds in QUIET[6:])])
     assert timing.outliers == (0,)
-    assert timing.remarks[1].startswith("From step 8 on they are slower")
+    assert timing.remarks[1].startswith("From step 7 on they are slower")
 
 
 def test_steps_that_alternate_have_two_speeds() -> None:
