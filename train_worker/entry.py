@@ -21,6 +21,7 @@ import ray.util
 from train_worker.gang import place_of
 from train_worker.gpu_memory import OWN_CONTEXT_BYTES, wait_until_free
 from train_worker.job import Order, RankPlace, TrialJob
+from train_worker.keep import Keeper
 from train_worker.outcome import Crashed
 from train_worker.progress import Progress
 from train_worker.rank import apply_environment, guarded, limit_memory
@@ -108,7 +109,7 @@ def run_one(config: dict[str, Any]) -> str:
         master_port=int(os.environ.get("MASTER_PORT", 0)),
     )
     apply_environment(job, place)
-    report = guarded(job, place, Progress(), lambda: _in_an_open_group(job, place))
+    report = guarded(job, place, Progress(), lambda: _in_an_open_group(job, place), Keeper())
     report = report.model_copy(update={"wall_s": time.monotonic() - start})
     if not report.ok:
         raise TrialFailed(report.model_dump_json())
