@@ -68,14 +68,14 @@ Strategy = Callable[[Game], None]
 
 
 class Spread(Noun):
-    """Over the seeds; `p90` by the nearest rank. None stands where a value is infinite (nothing ran, never reached)."""
+    """Over the seeds; `p90` by the nearest rank. None stands where a value is infinite: nothing ran."""
 
     mean: float | None
     p90: float | None
 
 
 class Reached(Spread):
-    """`never`: seeds that did not get there; they count as infinite."""
+    """`never`: seeds that did not get there. They count as one trial more than they had, so it was that at least."""
 
     never: int
 
@@ -83,8 +83,8 @@ class Reached(Spread):
 class ReplayResult(Noun):
     """What `moetune replay --json` prints. Seconds are means over the seeds, as the table's trials took them.
 
-    `regret_percent` is against the best noise-adjusted row (`train_worker.replay`); `noise_percent` is one standard
-    deviation between two trials of one configuration.
+    `regret_percent` is against the best noise-adjusted row (`train_worker.replay`); `noise_percent` is the
+    standard deviation over trials of one configuration.
     """
 
     table: str
@@ -107,7 +107,7 @@ def compete(replay: Replay, name: str, strategies: Mapping[str, Strategy], trial
     """Play strategy `name` with seeds 0 .. `seeds` - 1. Raises InputError for a table that cannot be searched."""
     legal = table_space(replay.table)
     games = [_played(Game(replay, legal, trials, seed), strategies[name]) for seed in range(seeds)]
-    reached = [float("inf") if game.near_after is None else float(game.near_after) for game in games]
+    reached = [float(trials + 1 if game.near_after is None else game.near_after) for game in games]
     spread = _spread(reached)
     best = min(replay.values, key=replay.values.__getitem__)
     default_s = replay.values.get(replay.table.baseline.id, float("inf"))

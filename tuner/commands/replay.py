@@ -43,7 +43,7 @@ def render(found: ReplayResult, console: Console) -> None:
         f"{reached.never} never came within 2%",
         f"best {found.best_id} at {found.best_step_time_s * 1000:.1f} ms a step, noise-adjusted; "
         f"the default is {found.default_regret_percent:.1f}% slower",
-        f"one configuration measured twice: {found.noise_percent:.1f}% apart (one standard deviation)",
+        f"repeats of one configuration scatter by {found.noise_percent:.1f}% (one standard deviation)",
         f"a search takes {found.seconds_spent:.0f} s of worker time, {found.seconds_wasted:.0f} s of it in trials that "
         "did not run",
     )
@@ -56,4 +56,4 @@ def _percents(spread: Spread) -> tuple[str, ...]:
 
 
 def _counts(spread: Reached) -> tuple[str, ...]:
-    return tuple("not reached" if n is None else f"{n:.1f}" for n in (spread.mean, spread.p90))
+    return tuple(f"{n:.1f}" for n in (spread.mean, spread.p90) if n is not None)
