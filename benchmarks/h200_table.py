@@ -9,6 +9,7 @@ From the root of the project. Each configuration is one trial of this project's 
 `train_worker/table.py` says what a row holds, `table_run.py` in which order they run.
 """
 
+from benchmarks.contrasts import Contrast
 from benchmarks.table_run import Choices, Grid, command
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.presets import load_model
@@ -92,13 +93,24 @@ def predict(candidate: Candidate) -> float:
     return fixed_s + step_s * (TRAINING.warmup_steps + TRAINING.measured_steps)
 
 
+CONTRASTS = (
+    Contrast("allgather against alltoall", "moe_token_dispatcher_type", "allgather", "alltoall", same_loss=True),
+    Contrast("CUTLASS against cuBLAS", CUTLASS, "1", None, same_loss=True),
+    Contrast("grouped GEMM against one by one", "moe_grouped_gemm", True, False, same_loss=True),
+    Contrast("FP8 blockwise against bf16", "fp8", "hybrid", None),
+    Contrast("graphs of attention against none", "cuda_graph_impl", "transformer_engine", "none", same_loss=True),
+    Contrast("graphs of routing too", "cuda_graph_modules", "attn+moe_router+moe_preprocess", "attn", same_loss=True),
+    Contrast("full recompute against none", "recompute_granularity", "full", None, same_loss=True),
+    Contrast("micro-batch 8 against 4", "micro_batch_size", 8, 4),
+)
 GRIDS = {
     "qwen3-like": Grid(
-        "qwen3-like", QWEN3_LIKE, CLUSTER, TRAINING, QWEN3_BLOCKS, BASELINE | {"micro_batch_size": 4}, 16, predict
+        "qwen3-like", QWEN3_LIKE, CLUSTER, TRAINING, QWEN3_BLOCKS, BASELINE | {"micro_batch_size": 4}, 16, predict,
+        CONTRASTS,
     ),
     "deepseek-like": Grid(
         "deepseek-like", DEEPSEEK_LIKE, CLUSTER, TRAINING, DEEPSEEK_BLOCKS, BASELINE | {"micro_batch_size": 8}, 14,
-        predict,
+        predict, CONTRASTS,
     ),
 }  # fmt: skip
 

@@ -15,16 +15,19 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
+from benchmarks import contrasts
+from benchmarks.contrasts import Contrast
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.full_space import MOE_FULL
 from search_spaces.named_spaces import ENVIRONMENT_KNOBS
-from search_spaces.screen import screen
+from search_spaces.screen import LegalSpace, screen
 from search_spaces.shapes import ClusterShape, ModelShape, StackVersions, TrainingShape
 from search_spaces.space import SearchSpace
 from train_worker.gang import LocalGang
 from train_worker.job import TrialJob
 from train_worker.outcome import Measured, Outcome
 from train_worker.table import MeasuredPart, RecordedTable, TableRow, shortened
+from tuner.objective import Guard
 
 Choices = Mapping[str, tuple[KnobValue, ...]]
 TRIAL_LIMIT_S = 120.0
@@ -52,7 +55,7 @@ class Planned:
 class Grid:
     """What is measured. `blocks`: choices of knobs, every block of the same knobs; the grid is their union.
 
-    `every`: trials between two A/A repeats. `predict`: seconds one trial will take.
+    `every`: trials between two A/A repeats. `predict`: seconds one trial will take. `contrasts`: what is compared.
     """
 
     name: str
@@ -63,12 +66,18 @@ class Grid:
     baseline_values: Mapping[str, KnobValue]
     every: int
     predict: Callable[[Candidate], float]
+    contrasts: tuple[Contrast, ...] = ()
     stack: StackVersions | None = STACK
 
-    def legal(self, block: Choices) -> list[Candidate]:
+    def legal(self, block: Choices) -> LegalSpace:
         """The points of one block that the rules accept."""
-        space = space_of(block)
-        return list(screen(space, self.model, self.cluster, self.training, self.stack))
+        return screen(space_of(block), self.model, self.cluster, self.training, self.stack)
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """Every choice of every block."""
+        names = self.blocks[0]
+        return space_of({name: tuple(dict.fromkeys(v for b in self.blocks for v in b[name])) for name in names})
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -77,7 +86,7 @@ class Grid:
 
     @cached_property
     def baseline(self) -> Candidate:
-        candidate = space_of(self.blocks[0]).canonical(self.baseline_values)
+        candidate = self.space.canonical(self.baseline_values)
         if candidate.id not in {each.id for each in self.candidates}:
             raise ValueError(f"the baseline of {self.name} is not in its grid")
         return candidate
@@ -185,14 +194,25 @@ def said(row: TableRow, baseline: Candidate) -> str:
 def listed(grid: Grid, planned: Sequence[Planned]) -> str:
     """How many trials there are and how long they will take."""
     lines = [f"{grid.name}: {len(grid.candidates)} legal configurations"]
-    lines += [
-        f"  block {number}: {len(grid.legal(block))} of {space_of(block).size()} points are legal"
-        for number, block in enumerate(grid.blocks, start=1)
-    ]
+    for number, block in enumerate(grid.blocks, start=1):
+        legal = grid.legal(block)
+        lines.append(f"  block {number}: {legal.count} of {legal.total} points are legal")
+        lines += [f"    {refused.count} not: {refused.rule}, {refused.reason}" for refused in legal.refusals]
     repeats = sum(each.repeat is not None for each in planned)
     total = sum(grid.predict(each.candidate) for each in planned)
     lines.append(f"  to run: {len(planned)} trials, {repeats} of them A/A; predicted {total:.0f} s")
     return "\n".join(lines)
+
+
+def summary(grid: Grid, path: Path) -> str:
+    """What each contrast of the grid shows in the rows."""
+    table = RecordedTable.read(path)
+    lines = [contrasts.said(table, grid.space, contrast, Guard()) for contrast in grid.contrasts]
+    failed = [f"row {row.order}: {row.outcome} {row.candidate.label(grid.baseline)}" for row in table.rows
+              if row.measured is None]  # fmt: skip
+    return "\n".join(
+        [f"{grid.name}: {len(table.candidates)} configurations, {len(failed)} trials failed", *failed, *lines]
+    )
 
 
 def command(grids: Mapping[str, Grid], description: str | None) -> None:
@@ -204,9 +224,13 @@ def command(grids: Mapping[str, Grid], description: str | None) -> None:
     parser.add_argument("--again", type=int, metavar="N", help="measure N of the configurations in two passes instead")
     parser.add_argument("--retry", nargs="*", default=[], metavar="OUTCOME", help="run these again, such as crashed")
     parser.add_argument("--list", action="store_true", help="count and predict, run nothing")
+    parser.add_argument("--summary", action="store_true", help="what each knob does in the rows; runs nothing")
     options = parser.parse_args()
     if not options.list and options.rows is None:
         parser.error("give a file for the rows, or --list")
+    if options.summary:
+        print(summary(grids[options.shape], options.rows))
+        return
     for name in grids if options.list and options.rows is None else [options.shape]:
         grid = grids[name]
         planned = list(grid.twice(options.again) if options.again else grid.trials())
