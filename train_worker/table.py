@@ -5,6 +5,7 @@ that was cut off goes on; a later row of the same trial replaces the earlier.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -75,8 +76,8 @@ class MeasuredPart(Noun):
         times = self.warmup_times_s + self.step_times_s
         if not len(times) == len(self.losses) == len(self.grad_norms):
             raise ValueError("losses and grad_norms must be as many as warmup_times_s and step_times_s together")
-        if min(times) <= 0:
-            raise ValueError("a step time is not above zero")
+        if not all(0 < seconds < math.inf for seconds in times):
+            raise ValueError("a step time is not above zero and finite")
         return self
 
     def outcome(self, tokens_per_step: int) -> Measured:
@@ -111,7 +112,7 @@ class TableRow(Noun):
     repeat: int | None = Field(None, ge=1)
     sweep: Literal[1, 2] | None = Field(None, alias="pass")
     started_at: str = Field(description="UTC, ISO 8601")
-    wall_s: float = Field(gt=0, description="from the request to the report")
+    wall_s: float = Field(gt=0, allow_inf_nan=False, description="from the request to the report")
     outcome: Literal["measured", "out_of_memory", "rejected", "hung", "diverged", "crashed"]
     knobs: dict[str, KnobValue]
     env: dict[str, str]
@@ -238,6 +239,8 @@ def _row(line: str, path: str, number: int, faults: list[Fault]) -> TableRow | N
     except json.JSONDecodeError as error:
         hint = "a run that was killed leaves half a line: delete it"
         faults.append(Fault(f"no JSON: {error.msg}", path, number, error.colno, hint))
+    except RecursionError:
+        faults.append(Fault("nested too deeply", path, number))
     except ValidationError as error:
         for each in error.errors(include_url=False, include_input=False):
             place = ".".join(map(str, each["loc"]))

@@ -25,7 +25,10 @@ def table_space(table: RecordedTable) -> LegalSpace:
     if unknown := sorted(set(held) - set(KNOWN)):
         raise InputError([Fault(f"unknown knobs: {', '.join(unknown)}", table.where)], "use Megatron-Core's names")
     base = table.baseline
-    space = SearchSpace("table", tuple(_knob(knob, held, base) for knob in KNOWN.values() if knob.name in held))
+    try:
+        space = SearchSpace("table", tuple(_knob(knob, held, base) for knob in KNOWN.values() if knob.name in held))
+    except ValueError as error:  # true beside 1
+        raise InputError([Fault(str(error), table.where)], "write a value in one way in all rows") from error
     faults = [
         Fault(f"row {table.by_id[each.id][0].order}: its knobs are not those of a point with these values", table.where)
         for each in table.candidates
@@ -42,12 +45,17 @@ def _values(table: RecordedTable) -> dict[str, list[KnobValue]]:
     held: dict[str, list[KnobValue]] = {}
     for candidate in table.candidates:
         for name, value in (*candidate.knobs.items(), *candidate.env.items()):
-            if value not in held.setdefault(name, []):
+            if not any(_same(value, known) for known in held.setdefault(name, [])):
                 held[name].append(value)
     for name, values in held.items():
         if name.isupper() and any(name not in candidate.env for candidate in table.candidates):
             values.append(None)
     return held
+
+
+def _same(value: KnobValue, other: KnobValue) -> bool:
+    """True is not 1."""
+    return type(value) is type(other) and value == other
 
 
 def _knob(knob: Knob, held: dict[str, list[KnobValue]], base: Candidate) -> Knob:

@@ -18,7 +18,7 @@ def tpe(game: Game) -> None:
     """The sampler of `moetune run`, told what a sweep would tell it."""
     from tuner.proposer import Proposer  # optuna: half a second, and only for this strategy
 
-    proposer = Proposer(game.legal, "minimize", game.seed, game.trials)
+    proposer = Proposer(game.legal, "minimize", game.seed, min(game.trials, game.legal.count))
     candidate: Candidate | None = game.default
     proposer.adopt(0, game.default)
     while candidate is not None:

@@ -66,6 +66,7 @@ def _spoilt(made: TableRow, **changes: object) -> str:
         ({"losses": [1.0]}, "losses and grad_norms must be as many"),
         ({"step_times_s": [], "losses": [9, 8], "grad_norms": [1, 1]}, "step_times_s"),
         ({"step_times_s": [0.0] * 5}, "not above zero"),
+        ({"step_times_s": [float("nan")] * 5}, "not above zero"),
         ({"outcome": "hung"}, "needs `measured` or `failure`"),
         ({"surprise": 1}, "surprise"),
         ({"training": None}, "training"),
@@ -75,12 +76,14 @@ def _spoilt(made: TableRow, **changes: object) -> str:
 def test_what_is_no_row_is_said_with_its_line(changes: dict[str, object], said: str, tmp_path: Path) -> None:
     made = rows(TIMES)
     path = tmp_path / "table.jsonl"
-    path.write_text(made[0].line() + _spoilt(made[1], **changes) + "{half" + "\n")
+    path.write_text(made[0].line() + _spoilt(made[1], **changes) + "{half" + "\n" + "[" * 100_000 + "\n[]\n")
     with pytest.raises(InputError) as caught:
         RecordedTable.read(path)
     assert f"{path}:2: " in str(caught.value)
     assert said in str(caught.value)
     assert f"{path}:3:2: no JSON" in str(caught.value)
+    assert f"{path}:4: nested too deeply" in str(caught.value)
+    assert f"{path}:5: " in str(caught.value)
 
 
 def test_rows_of_another_model_or_job_are_refused_and_more_warmup_is_not(tmp_path: Path) -> None:

@@ -59,7 +59,11 @@ def test_the_legal_points_are_the_rows() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"fp8_recipe": "blockwise"}, "not those of a point"), ({"no_such_knob": 1}, "unknown knobs: no_such_knob")],
+    [
+        ({"fp8_recipe": "blockwise"}, "not those of a point"),
+        ({"no_such_knob": 1}, "unknown knobs: no_such_knob"),
+        ({"moe_grouped_gemm": 1}, "two choices of moe_grouped_gemm are equal"),
+    ],
 )
 def test_a_row_that_is_no_point_is_refused(changes: dict[str, str], said: str) -> None:
     stranger = row(Candidate(knobs=BASELINE.knobs | changes), measured((0.2,) * 5), 99)

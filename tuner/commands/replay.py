@@ -34,7 +34,7 @@ def replay(table: Path, strategy: str, trials: int, seeds: int) -> ReplayResult:
 def render(found: ReplayResult, console: Console) -> None:
     """Print a result for people."""
     reached = found.trials_to_within_2_percent
-    table = Table("", "mean", "p90", title=f"{found.strategy} on {found.table}", title_justify="left")
+    table = Table("", "mean", "p90", title=Text(f"{found.strategy} on {found.table}"), title_justify="left")
     table.add_row("regret", *_percents(found.regret_percent))
     table.add_row("trials to within 2%", *_counts(reached))
     console.print(table)
