@@ -60,6 +60,13 @@ class _Reader:
         """A count that the file may leave out or set to null."""
         return None if self._config.get(key) is None else self.integer(key)
 
+    def every_second_window(self) -> int | None:
+        """The window of attention, where every second layer has one; an absent `layer_types` is that."""
+        kinds = self._config.get("layer_types")
+        if isinstance(kinds, list) and (kinds[:1] == kinds[1:2] or kinds[:2] * (len(kinds) // 2) != kinds):
+            return None
+        return self.optional("sliding_window")
+
     def rotary_base(self) -> int:
         """`rope_theta`, which transformers 5 moved into `rope_parameters`."""
         nested = self._config.get("rope_parameters")
@@ -130,6 +137,7 @@ def _gpt_oss(read: _Reader) -> dict[str, Fact]:
         "num_moe_experts": read.integer("num_local_experts"),
         "moe_ffn_hidden_size": read.integer("intermediate_size"),
         "add_qkv_bias": read.switch("attention_bias"),
+        "attention_window": read.every_second_window(),
     }
 
 
@@ -153,6 +161,7 @@ def _deepseek_v3(read: _Reader) -> dict[str, Fact]:
         "qk_head_dim": read.integer("qk_nope_head_dim"),
         "qk_pos_emb_head_dim": read.integer("qk_rope_head_dim"),
         "v_head_dim": read.integer("v_head_dim"),
+        "predicted_ahead": read.optional("num_nextn_predict_layers") or None,
     }
 
 

@@ -46,6 +46,12 @@ class ModelShape(Noun):
     qk_head_dim: PositiveInt | None = None
     qk_pos_emb_head_dim: PositiveInt | None = None
     v_head_dim: PositiveInt | None = None
+    # Not under Megatron's names (mtp_num_layers, window_size): the worker trains without them, and rules read those as
+    # knobs. For the FLOPs of the published model only (`search_spaces.flops`).
+    predicted_ahead: PositiveInt | None = Field(None, description="layers of multi-token prediction; None: none")
+    attention_window: PositiveInt | None = Field(
+        None, description="tokens that every second layer attends to (GPT-OSS); None: all layers attend to all"
+    )
 
     @model_validator(mode="after")
     def _divisible(self) -> "ModelShape":
@@ -90,13 +96,23 @@ class ClusterShape(Noun):
         return self.workers // self.workers_per_trial
 
 
+Routing = Literal["natural", "forced"]
+LEAST_STEPS = 3  # a standard error of two steps is no better than a guess
+
+
 class TrainingShape(Noun):
     """The training job every candidate runs: the same tokens, optimizer and step counts."""
 
     sequence_length: PositiveInt = Field(description="tokens per sequence")
     global_batch_size: PositiveInt = Field(description="sequences per optimizer step, over all ranks")
     warmup_steps: PositiveInt = Field(2, description="steps run first and never measured")
-    measured_steps: PositiveInt = Field(8, description="steps timed after warm-up")
+    measured_steps: PositiveInt = Field(8, description="steps timed after warm-up, at most")
+    min_measured_steps: int | None = Field(
+        None, ge=LEAST_STEPS, description="steps timed before a trial may stop early; None: all measured_steps run"
+    )
+    target_relative_error: float | None = Field(
+        None, gt=0, lt=1, description="a trial stops early where the standard error of its steps is at most this share"
+    )
     params_dtype: Literal["fp32", "bf16"] = "bf16"
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = Field(1e-4, gt=0)
@@ -104,14 +120,30 @@ class TrainingShape(Noun):
     clip_grad: float = Field(1.0, ge=0)
     moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "seq_aux_loss"
     moe_aux_loss_coeff: float = Field(1e-3, ge=0)
-    routing: Literal["natural", "forced"] = Field("natural", description="forced: moe_router_force_load_balancing")
+    routing: Routing = Field("natural", description="forced: moe_router_force_load_balancing")
     layout_independent_init: bool = Field(
         True, description="weights depend on the seed and the parameter's name only, so layouts share one loss curve"
     )
 
+    @model_validator(mode="after")
+    def _stops(self) -> "TrainingShape":
+        least, target = self.min_measured_steps, self.target_relative_error
+        if target is not None and least is None:
+            raise ValueError("target_relative_error needs min_measured_steps: from which step on a trial may stop")
+        if least is not None and target is None:
+            raise ValueError("min_measured_steps needs target_relative_error: the precision at which a trial may stop")
+        if least is not None and least > self.measured_steps:
+            raise ValueError(f"min_measured_steps {least} exceeds the cap, measured_steps {self.measured_steps}")
+        return self
+
     @property
     def tokens_per_step(self) -> int:
         return self.sequence_length * self.global_batch_size
+
+    @property
+    def least_steps(self) -> int:
+        """Steps that every trial runs, warm-up included: what two trials can be compared over."""
+        return self.warmup_steps + (self.min_measured_steps or self.measured_steps)
 
 
 class StackVersions(Noun):

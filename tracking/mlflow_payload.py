@@ -122,7 +122,12 @@ def of_record(record: TrialRecord) -> Payload:
         params = {f"eff.{_key(name)}": _text(value) for name, value in outcome.effective.items()}
         tags["fingerprint"] = outcome.fingerprint.digest
         texts["fingerprint.json"] = outcome.fingerprint.model_dump_json(indent=1)
-        numbers |= _summary(outcome)
+        numbers |= _summary(outcome) | _throughput(outcome) | _timing(outcome) | _profile(outcome)
+        if outcome.profile is not None:
+            tags["wall"] = outcome.profile.wall
+            texts["profile.json"] = outcome.profile.model_dump_json(indent=1)
+        if outcome.work is not None:
+            tags["routing"] = outcome.work.routing
         series = _series(outcome, milliseconds(record.started_at))
     else:
         texts["error.txt"] = failure_text(outcome)
@@ -138,6 +143,8 @@ def of_record(record: TrialRecord) -> Payload:
 def of_compared(compared: Compared, at_ms: int) -> Payload:
     numbers = {"ratio": compared.ratio, "ratio_low": compared.ratio_low, "ratio_high": compared.ratio_high}
     tags = {"verdict": compared.verdict, "finalist": compared.finalist_id, "default": compared.default_id}
+    if compared.routing is not None:
+        tags["compared_routing"] = compared.routing
     text = compared.model_dump_json(indent=1)
     named = {f"compare.{key}": value for key, value in numbers.items()}
     return Payload(metrics=_points(named, at_ms), tags=tags, texts={f"compared-{compared.finalist_id}.json": text})
@@ -160,6 +167,40 @@ def _summary(outcome: Measured) -> dict[str, float]:
     return found
 
 
+def _throughput(outcome: Measured) -> dict[str, float]:
+    """Of one rank: one GPU, where ranks have GPUs."""
+    if outcome.work is None or not outcome.steps:
+        return {}
+    seconds = median([sample.step_time_s for sample in outcome.steps])
+    return {
+        "tokens_per_s_per_gpu": outcome.work.tokens_per_s_per_rank(seconds),
+        "model_tflops_per_gpu": outcome.work.tflops_per_rank(seconds),
+    }
+
+
+def _timing(outcome: Measured) -> dict[str, float]:
+    """How well the step time is known, and the median time between CUDA events."""
+    gpu = [sample.gpu_time_s for sample in outcome.steps if sample.gpu_time_s is not None]
+    found = {"median_gpu_time_s": median(gpu)} if gpu else {}
+    if outcome.timing is None:
+        return found
+    timing = outcome.timing
+    found |= {"timing.steps": timing.count, "timing.outliers": len(timing.outliers)}
+    found |= {"timing.drift_per_step": timing.drift_per_step, "timing.mad_s": timing.mad_s}
+    error = timing.relative_standard_error
+    return found if error is None else found | {"timing.relative_standard_error": error}
+
+
+def _profile(outcome: Measured) -> dict[str, float]:
+    """Where the profiled step's time went; of a CPU under the same names."""
+    profile = outcome.profile
+    if profile is None:
+        return {}
+    parts = ("gpu_busy_s", "exposed_communication_s", "hidden_communication_s", "exposed_host_s", "exposed_copy_s")
+    found = {name: getattr(profile, name) for name in parts}
+    return found | {f"kernels.{name}_s": seconds for name, seconds in profile.categories_s.items()}
+
+
 def _series(outcome: Measured, start_ms: int) -> tuple[Point, ...]:
     """Loss and grad norm of all steps; times of the measured ones only. Steps count from 0, warm-up included."""
     points: list[Point] = []
@@ -170,6 +211,8 @@ def _series(outcome: Measured, start_ms: int) -> tuple[Point, ...]:
         if step >= len(outcome.warmup):
             points.append(Point("step_time_s", sample.step_time_s, at_ms, step))
             points.append(Point("tokens_per_s", sample.tokens_per_s, at_ms, step))
+            if sample.gpu_time_s is not None:
+                points.append(Point("gpu_time_s", sample.gpu_time_s, at_ms, step))
     return tuple(points)
 
 

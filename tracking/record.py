@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from search_spaces.candidate import Candidate
-from search_spaces.shapes import Noun
+from search_spaces.shapes import Noun, Routing
 from train_worker.outcome import Outcome
 
 JOURNAL_VERSION = 1
@@ -84,6 +84,9 @@ class Compared(Noun):
     ratio_low: float
     ratio_high: float
     verdict: Literal["faster", "slower", "tie", "same", "unverified"]
+    routing: Routing | None = Field(
+        None, description="of both sides; None: no pair, or a record from before it was kept"
+    )
 
 
 Event = Annotated[

@@ -5,7 +5,9 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from search_spaces.candidate import Candidate
+from search_spaces.flops import as_trained, flops_per_token
 from search_spaces.shapes import ClusterShape, ModelShape, Noun, TrainingShape
+from train_worker.outcome import Work
 
 
 class TrialJob(Noun):
@@ -20,11 +22,23 @@ class TrialJob(Noun):
     environment_knobs: tuple[str, ...] = Field(
         (), description="variables that the sweep's space searches over: a rank has them only as its candidate says"
     )
+    profile: bool = Field(True, description="run one more step under the profiler, after the measured ones")
+    keep_trace: bool = Field(False, description="bring the profiled step back as a trace that Chrome opens")
     time_limit_s: PositiveFloat = Field(description="from fork to report, all phases; then the rank is killed: Hung")
 
     @property
     def world_size(self) -> int:
         return self.cluster.workers_per_trial
+
+    @property
+    def work(self) -> Work:
+        """What a step of this job does. ValueError where the model lacks a size that its FLOPs need."""
+        return Work(
+            ranks=self.world_size,
+            tokens_per_step=self.training.tokens_per_step,
+            flops_per_token=flops_per_token(as_trained(self.model), self.training.sequence_length),
+            routing=self.training.routing,
+        )
 
 
 class RankPlace(Noun):
@@ -45,4 +59,4 @@ class Order(Noun):
     job: TrialJob | None = None
 
 
-Phase = Literal["fork", "import", "process_group", "build", "warmup", "measure", "report"]
+Phase = Literal["fork", "import", "process_group", "build", "warmup", "measure", "report", "profile"]

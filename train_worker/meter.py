@@ -15,28 +15,39 @@ from train_worker.outcome import MemoryPeaks
 
 
 class StepClock:
-    """Wall time of one step on this rank, seconds. On cuda the device is drained before both readings."""
+    """Times of one step on this rank, seconds: the wall's, the device drained before both readings, and on cuda the
+    one between two events on the current stream.
+
+    Events wait for what the current stream waits for: work left on another stream at the end of a step (a parameter
+    gather that the next step needs) is in the wall time only.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: list[float] = []
+        self.gpu_seconds: list[float] = []
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        start = self._now()
+        """Around one step. A step that raises has no time."""
+        if self.device.type != "cuda":
+            start = time.perf_counter()
+            yield
+            self.seconds.append(time.perf_counter() - start)
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(self.device)
+        start = time.perf_counter()
+        begin.record()
         yield
-        self.seconds.append(self._now() - start)
+        end.record()
+        torch.cuda.synchronize(self.device)
+        self.seconds.append(time.perf_counter() - start)
+        self.gpu_seconds.append(begin.elapsed_time(end) / 1e3)  # the events have passed: the device is drained
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-    def slowest(self) -> list[float]:
-        """Per step the largest time over the ranks (a step has ended when its last rank has). Collective."""
-        times = torch.tensor(self.seconds, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(times, op=torch.distributed.ReduceOp.MAX)
-        return [float(seconds) for seconds in times]
+    def latest(self) -> list[float]:
+        """Of the last step on this rank: wall time, and on cuda the events' time."""
+        return [self.seconds[-1], *self.gpu_seconds[-1:]]
 
 
 class LiveBytes(TorchDispatchMode):
@@ -128,6 +139,7 @@ class PeakMemory:
             yield
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
+            torch.cuda.reset_accumulated_memory_stats(self.device)  # the allocator's retries of warm-up do not count
             return
         with LiveBytes(self.held()) as live:
             yield

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from search_spaces.candidate import KnobValue
-from search_spaces.shapes import Noun, StackVersions
+from search_spaces.shapes import Noun, Routing, StackVersions
+from train_worker.profile import StepProfile
+from train_worker.timing import StepTiming
 
 
 class Fingerprint(Noun):
@@ -34,12 +36,33 @@ class Fingerprint(Noun):
 
 
 class StepSample(Noun):
-    """One optimizer step. `loss` is the mean over the global batch; `tokens_per_s` is over all ranks."""
+    """One optimizer step. `loss` is the mean over the global batch; `tokens_per_s` is over all ranks.
+
+    Times are the slowest rank's. `gpu_time_s` is between two CUDA events around the step on the current stream, so it
+    holds the GPU's idle time too, but not the host's wait for the device to drain; None on a CPU.
+    """
 
     step_time_s: float
+    gpu_time_s: float | None = None
     tokens_per_s: float
     loss: float
     grad_norm: float
+
+
+class Work(Noun):
+    """What one step of a trial does, whatever the candidate: makes tokens/s and TFLOP/s of a step time."""
+
+    ranks: int
+    tokens_per_step: int
+    flops_per_token: float = Field(description="model FLOPs (search_spaces.flops), of the model as it is trained")
+    routing: Routing = Field(description="forced: the experts were balanced by force")
+
+    def tokens_per_s_per_rank(self, step_time_s: float) -> float:
+        return self.tokens_per_step / step_time_s / self.ranks
+
+    def tflops_per_rank(self, step_time_s: float) -> float:
+        """Model TFLOP/s of one rank: one GPU, where ranks have GPUs."""
+        return self.tokens_per_s_per_rank(step_time_s) * self.flops_per_token / 1e12
 
 
 class PhaseTimes(Noun):
@@ -55,10 +78,11 @@ class PhaseTimes(Noun):
     warmup_s: float = 0.0
     measure_s: float = 0.0
     report_s: float = 0.0
+    profile_s: float = 0.0
 
     @property
     def fixed_s(self) -> float:
-        return self.launch_s + self.import_s + self.process_group_s + self.build_s + self.report_s
+        return self.launch_s + self.import_s + self.process_group_s + self.build_s + self.report_s + self.profile_s
 
 
 class MemoryPeaks(Noun):
@@ -69,6 +93,15 @@ class MemoryPeaks(Noun):
     reserved_bytes: int
     device_used_bytes: int
     static_bytes: int = Field(description="allocated between steps: weights, gradients, optimizer state")
+
+
+class Evidence(Noun):
+    """One knob that was asked for, and what the run showed of it (`train_worker.evidence`)."""
+
+    knob: str
+    requested: KnobValue
+    seen: str = Field(description="with the numbers")
+    active: bool | None = Field(description="None: cannot be told here; `seen` says why")
 
 
 class Measured(Noun):
@@ -83,6 +116,11 @@ class Measured(Noun):
     effective: dict[str, KnobValue] = Field(description="read back from the objects that were built")
     fingerprint: Fingerprint
     phases: PhaseTimes
+    evidence: tuple[Evidence, ...] = Field((), description="of what ran, by the whole gang; none in old records")
+    profile: StepProfile | None = Field(None, description="of one step of rank 0, run after the measured ones")
+    profile_error: str | None = Field(None, description="why there is no profile although one was asked for")
+    timing: StepTiming | None = Field(None, description="of the measured steps' step_time_s; None in older records")
+    work: Work | None = Field(None, description="None in older records")
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -105,6 +143,7 @@ class Rejected(Noun):
     kind: Literal["rejected"] = "rejected"
     rule: str
     reason: str
+    evidence: tuple[Evidence, ...] = Field((), description='what the run showed, where the rule is "not-active"')
 
 
 class Hung(Noun):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev, variance
 from typing import Literal
 
+from search_spaces.shapes import Routing
 from tracking.record import Compared
 
 Side = Literal["default", "finalist"]
@@ -33,12 +34,15 @@ def order(round_number: int) -> tuple[Side, Side]:
     return ("finalist", "default") if round_number % 2 else ("default", "finalist")
 
 
-def compare(finalist_id: str, default_id: str, pairs: list[tuple[float, float]]) -> Compared:
+def compare(
+    finalist_id: str, default_id: str, pairs: list[tuple[float, float]], routing: Routing | None = None
+) -> Compared:
     """`pairs`: (finalist, default) median step times in seconds, one pair a round. Ratio < 1: the finalist is faster.
 
     "same": both are one candidate. "unverified": fewer than two usable pairs, so there is no interval and
     `ratio_low` = `ratio_high` = `ratio` (1.0 without any pair). "tie": the interval includes 1.
-    Pairs with a value that is not finite and above zero are left out; `rounds` counts the pairs used.
+    Pairs with a value that is not finite and above zero are left out; `rounds` counts the pairs used. `routing` is what
+    both sides were measured with.
     """
     logs = [math.log(a / b) for a, b in pairs if math.isfinite(a) and math.isfinite(b) and min(a, b) > 0]
     centre = fmean(logs) if logs else 0.0
@@ -61,6 +65,7 @@ def compare(finalist_id: str, default_id: str, pairs: list[tuple[float, float]])
         ratio_low=low,
         ratio_high=high,
         verdict=verdict,
+        routing=routing if logs else None,
     )
 
 

@@ -12,12 +12,14 @@ from typing import Literal
 from pydantic import Field
 
 from search_spaces.candidate import Candidate
-from search_spaces.shapes import Noun
+from search_spaces.shapes import Noun, Routing
 from tracking.reason import failure_line, failure_text
 from tracking.record import Compared, Event, Purpose, RuleCount, Screened, SweepStarted, TrialRecord
-from train_worker.outcome import Crashed, Measured, PhaseTimes, StepSample
+from train_worker.outcome import Crashed, Evidence, Measured, PhaseTimes, StepSample
 from tuner.compare import median_interval, noise_floor
 from tuner.objective import Guard, Objective, judge, score
+from tuner.proof import proof
+from tuner.walls import Role, StandsAt, gpu_busy, stands_at
 
 
 class Row(Noun):
@@ -30,7 +32,12 @@ class Row(Noun):
     step_time_s: float = Field(description="median over measured steps")
     step_time_low_s: float = Field(description="95% interval of the median (tuner.compare.median_interval)")
     step_time_high_s: float
-    tokens_per_s: float
+    tokens_per_s: float = Field(description="over all ranks")
+    tokens_per_s_per_rank: float | None = Field(None, description="None: a record from before it was kept")
+    tflops_per_rank: float | None = Field(None, description="model TFLOP/s, at the median step")
+    routing: Routing | None = None
+    remarks: tuple[str, ...] = Field((), description="what its step times look like, where that is odd")
+    gpu_busy_s: float | None = Field(None, description="in which the GPU works, of a step; None where not profiled")
     peak_memory_bytes: int
     speed: float | None = Field(description="1.25: a quarter more steps per second than the default")
     tied: bool = Field(description="cannot be told from the leader: intervals overlap, or inside the noise floor")
@@ -86,6 +93,9 @@ class Leaderboard(Noun):
     rejected: tuple[RuleCount, ...]
     noise_floor: float | None = Field(description="share by which two trials of one candidate differ (A/A, 95%)")
     costs: Costs
+    walls: tuple[StandsAt, ...] = Field((), description="of the default and of the winner, where they were profiled")
+    evidence: tuple[Evidence, ...] = Field((), description="of what the winner ran; none in old records")
+    unit: Literal["GPU", "rank"] = Field("rank", description="what a rank is, where numbers are told of one")
     fingerprints: tuple[str, ...] = Field(description="digests of the stacks seen; more than one is a mixed sweep")
 
 
@@ -112,6 +122,9 @@ def leaderboard(events: Iterable[Event], objective: Objective | None = None) -> 
         rejected=tuple(sorted(screened.rejected, key=lambda rule: -rule.count)) if screened else (),
         noise_floor=_floor(records),
         costs=_costs(records),
+        walls=_walls(records, default, winner_id),
+        evidence=proof(records, winner_id),
+        unit="GPU" if any(found.fingerprint.device == "cuda" for r in records if (found := _measured(r))) else "rank",
         fingerprints=tuple(sorted({found.fingerprint.digest for record in records if (found := _measured(record))})),
     )
 
@@ -149,6 +162,7 @@ def _rows(records: Sequence[TrialRecord], default: Candidate | None, objective: 
 def _row(rank: int, trials: list[tuple[TrialRecord, Measured]], default: Candidate | None, base: list[float]) -> Row:
     candidate, times = trials[0][0].candidate, _times(trials)
     low, high = median_interval(times)
+    work = trials[0][1].work
     return Row(
         rank=rank,
         candidate_id=candidate.id,
@@ -158,6 +172,11 @@ def _row(rank: int, trials: list[tuple[TrialRecord, Measured]], default: Candida
         step_time_low_s=low,
         step_time_high_s=high,
         tokens_per_s=median(sample.tokens_per_s for sample in _steps(trials)),
+        tokens_per_s_per_rank=work.tokens_per_s_per_rank(median(times)) if work else None,
+        tflops_per_rank=work.tflops_per_rank(median(times)) if work else None,
+        routing=work.routing if work else None,
+        remarks=tuple(remark for _, outcome in trials if outcome.timing for remark in outcome.timing.remarks),
+        gpu_busy_s=gpu_busy([outcome for _, outcome in trials]),
         peak_memory_bytes=max(outcome.peak_memory_bytes for _, outcome in trials),
         speed=median(base) / median(times) if base else None,
         tied=False,
@@ -213,6 +232,20 @@ def _decide(
     return verdict, _if_measured(proven, by_id)
 
 
+def _walls(records: Sequence[TrialRecord], default: Candidate | None, winner_id: str | None) -> tuple[StandsAt, ...]:
+    """Of the default, and of the winner where it is another."""
+    asked: list[tuple[Role, str]] = [("default", default.id)] if default else []
+    if winner_id is not None and (default is None or winner_id != default.id):
+        asked.append(("winner", winner_id))
+    found = []
+    for role, candidate_id in asked:
+        mine = [record for record in records if record.candidate.id == candidate_id]
+        outcomes = [outcome for record in mine if (outcome := _measured(record))]
+        label = label_of(mine[0].candidate, default) if mine else candidate_id
+        found.append(stands_at(role, candidate_id, label, outcomes))
+    return tuple(each for each in found if each is not None)
+
+
 def _if_measured(candidate_id: str, rows: dict[str, Row]) -> str | None:
     return candidate_id if candidate_id in rows else None
 
@@ -229,6 +262,7 @@ def _broken(candidate_id: str, records: Sequence[TrialRecord]) -> TrialRecord | 
 def _words(compared: Compared, name: str) -> str:
     interval = f"95% interval {compared.ratio_low:.3f} to {compared.ratio_high:.3f} of the default's step time"
     how = f"{interval}, {compared.rounds} interleaved rounds"
+    how += f", {compared.routing} routing" if compared.routing else ""
     match compared.verdict:
         case "faster":
             return f"Faster: {name} takes {1 - compared.ratio:.1%} less time a step than the default ({how})."

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from search_spaces.shapes import Noun
-from train_worker.outcome import Diverged, Measured, Outcome
+from train_worker.outcome import Diverged, Measured, Outcome, Rejected
 
 Metric = Literal["step_time_s", "tokens_per_s", "peak_memory_bytes"]
 Direction = Literal["minimize", "maximize"]
@@ -56,17 +56,22 @@ def score(outcome: Outcome, objective: Objective) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def judge(outcome: Outcome, reference: Measured | None, guard: Guard) -> Outcome:
+def judge(outcome: Outcome, reference: Measured | None, guard: Guard, at_least: int = 0) -> Outcome:
     """The outcome itself, or `Diverged` at the first step whose loss or grad norm the guard refuses.
 
     Steps count from 0 and include warm-up: weights part there already. `reference` is the baseline on the same
-    data; None (the baseline judging itself) leaves only the refusal of NaN and infinity. Where the step counts
-    differ, the steps both have are compared.
+    data; None (the baseline judging itself) leaves only the refusal of NaN and infinity. A trial may stop sooner than
+    the baseline or later: the steps both have are compared, and where these are fewer than `at_least` the trial is
+    Rejected (rule "too-few-steps"): nothing was shown.
     """
     if not isinstance(outcome, Measured):
         return outcome
     mine = outcome.warmup + outcome.steps
     theirs = reference.warmup + reference.steps if reference else ()
+    if reference and (common := min(len(mine), len(theirs))) < at_least:
+        return Rejected(
+            rule="too-few-steps", reason=f"compared with the baseline over {common} steps, of {at_least} needed"
+        )
     for step, sample in enumerate(mine):
         base = theirs[step] if step < len(theirs) else None
         for name, value, expected, tolerance in (

@@ -9,9 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.leaderboard import Costs, Failure, Leaderboard, Row
+from tuner.proof import proof_table
+from tuner.walls import wall_line
 
 MOST_ROWS = 20
 MOST_FAILURES = 15
+WIDE = 100  # columns of the terminal
 TIGHT = (0, 1, 0, 0)  # top, right, bottom, left: seven columns fit a plain terminal of 80
 PHASES = {
     "launch_s": "launch",
@@ -21,6 +24,7 @@ PHASES = {
     "warmup_s": "warm-up",
     "measure_s": "measured steps",
     "report_s": "report",
+    "profile_s": "profiled step",
 }
 
 
@@ -30,8 +34,12 @@ def render(board: Leaderboard, console: Console) -> None:
     console.print(Text(board.verdict.words, style=colour))
     console.print(Text(heading(board), style="dim"))
     if board.rows:
-        console.print(_ranking(board))
+        console.print(_ranking(board, console.width))
         console.print(Text(legend(board), style="dim"))
+        for line in [*remark_lines(board), *map(wall_line, board.walls)]:
+            console.print(Text(line))
+    if board.evidence:
+        console.print(proof_table(board.evidence))
     if board.failures:
         console.print(_failures(board))
     if board.rejected:
@@ -46,6 +54,8 @@ def heading(board: Leaderboard) -> str:
     text = f"{board.sweep_name}/{board.run_name}: configurations measured: {measured}, trials failed: {failed}"
     if board.space_total is not None:
         text += f"; {board.space_accepted} of {board.space_total} points of the space can run here"
+    routing = sorted({row.routing for row in board.rows if row.routing})
+    text += f"; {' and '.join(routing)} routing in the search" if routing else ""
     return f"{text}; seed {board.seed}"
 
 
@@ -61,6 +71,14 @@ def legend(board: Leaderboard) -> str:
     if len(board.fingerprints) > 1:
         text += f" CAUTION: trials ran on {len(board.fingerprints)} different stacks; they are not comparable."
     return text
+
+
+def remark_lines(board: Leaderboard) -> list[str]:
+    """What is odd about the step times of the leader, the winner and the default."""
+    shown = [row for row in board.rows if row.remarks and (row.rank == 1 or row.winner or row.default)]
+    lines = [f"Step times of {row.label}: {remark}" for row in shown for remark in row.remarks]
+    others = sum(bool(row.remarks) for row in board.rows) - len(shown)
+    return [*lines, f"{others} more rows have odd step times; see `remarks` in --json"] if others else lines
 
 
 def cost_lines(costs: Costs) -> list[str]:
@@ -92,16 +110,27 @@ def milliseconds(value_s: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}"
 
 
+def per_rank(row: Row) -> tuple[str, str]:
+    """Tokens/s and model TFLOP/s of one rank; empty where a record does not tell."""
+    tokens, tflops = row.tokens_per_s_per_rank, row.tflops_per_rank
+    if tokens is None or tflops is None:
+        return "", ""
+    return f"{tokens:,.0f}", f"{tflops:,.0f}" if tflops >= 100 else f"{tflops:.3g}"
+
+
 def place(row: Row) -> str:
     """Rank as shown: "1", "=2" where tied with the leader, with a star for the winner."""
     return f"{'=' if row.tied and row.rank > 1 else ''}{row.rank}{' *' if row.winner else ''}"
 
 
-def _ranking(board: Leaderboard) -> Table:
+def _ranking(board: Leaderboard, width: int) -> Table:
+    """A wide terminal gets the throughput of one rank too."""
+    wide = width >= WIDE and any(row.tflops_per_rank is not None for row in board.rows)
     table = Table(title="Ranking (* what to use)", title_justify="left", box=SIMPLE_HEAD, padding=TIGHT)
     table.add_column("#", justify="right")
     table.add_column("differs from the default by", overflow="fold", min_width=18)
-    for name in ("step ms", "95% interval", "tokens/s", "peak MiB", "speed"):
+    throughput = (f"tokens/s/{board.unit}", f"TFLOP/s/{board.unit}") if wide else ("tokens/s",)
+    for name in ("step ms", "95% interval", *throughput, "peak MiB", "speed"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = [row for row in board.rows if row.rank <= MOST_ROWS or row.default or row.winner]
     for row in shown:
@@ -110,7 +139,7 @@ def _ranking(board: Leaderboard) -> Table:
             Text(row.label),
             milliseconds(row.step_time_s),
             f"{milliseconds(row.step_time_low_s)}-{milliseconds(row.step_time_high_s)}",
-            f"{row.tokens_per_s:,.0f}",
+            *(per_rank(row) if wide else (f"{row.tokens_per_s:,.0f}",)),
             f"{row.peak_memory_bytes / 2**20:,.1f}",
             f"{row.speed:.3f}x" if row.speed else "",
             style="bold" if row.winner else None,

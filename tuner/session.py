@@ -13,9 +13,12 @@ from typing import Literal, Protocol
 
 from search_spaces.candidate import Candidate
 from search_spaces.errors import MoetuneError, ResourceMissing
+from search_spaces.shapes import TrainingShape
 from tracking.journal import Journal, JournalState
 from tracking.record import Event, Proposed, Purpose, TrialRecord
+from tracking.traces import store_trace
 from train_worker.job import TrialJob
+from train_worker.keep import unpacked
 from train_worker.outcome import Crashed, Measured, Outcome
 from train_worker.rank_report import InterruptedGang, NoSlot, SlotResult
 from tuner.objective import judge, score
@@ -27,7 +30,7 @@ Told = Literal["measured", "infeasible", "lost"]
 
 
 class ProposerLike(Protocol):
-    """What a session needs of the search (`tuner.search.Proposer`)."""
+    """What a session needs of the search (`tuner.proposer.Proposer`)."""
 
     def propose(self, number: int) -> Candidate | None: ...
     def adopt(self, number: int, candidate: Candidate) -> None: ...
@@ -128,13 +131,20 @@ class SweepSession:
             trial_id=proposed.trial_id,
             purpose=proposed.purpose,
             candidate=proposed.candidate,
-            outcome=judge(result.outcome, self.reference, self.sweep.spec.guard),
+            outcome=judge(
+                result.outcome,
+                self._baseline_of(proposed.purpose),
+                self.sweep.spec.guard,
+                self.sweep.spec.training.least_steps,
+            ),
             wall_s=result.wall_s,
             attempts=result.attempts,
             started_at=started_at,
             ended_at=now(),
         )
         self.records.append(record)
+        if result.trace:  # before the record: MLflow takes it when it hears of that
+            store_trace(self._journal.path.parent, proposed.trial_id, unpacked(result.trace))
         self.emit(record)
         return record
 
@@ -152,14 +162,15 @@ class SweepSession:
             except Exception:  # a view may fail in any way; the journal and the sweep go on
                 logger.exception("a listener failed on %s", event.event)
 
-    def job(self, trial_id: str, candidate: Candidate) -> TrialJob:
+    def job(self, trial_id: str, candidate: Candidate, training: TrainingShape | None = None) -> TrialJob:
+        """`training` None: as the sweep file says."""
         spec = self.sweep.spec
         return TrialJob(
             trial_id=trial_id,
             candidate=candidate,
             model=self.sweep.model,
             cluster=spec.cluster,
-            training=spec.training,
+            training=training or spec.training,
             seed=spec.seed,
             environment_knobs=tuple(knob.name for knob in self.sweep.space.knobs if knob.is_env),
             time_limit_s=spec.budget.trial_time_limit_s,
@@ -188,6 +199,12 @@ class SweepSession:
         first = (baseline or measured)[:1]
         return first[0].outcome if first and isinstance(first[0].outcome, Measured) else None
 
+    def repeats(self, candidate: Candidate) -> list[TrialRecord]:
+        """Verification trials of a candidate since the search ended; those of an earlier budget are history."""
+        last = max((r.number for r in self.records if r.purpose != "verify"), default=-1)
+        mine = [r for r in self.records if r.purpose == "verify" and r.number > last]
+        return sorted((r for r in mine if r.candidate.id == candidate.id), key=lambda record: record.number)
+
     def winner(self) -> TrialRecord | None:
         """The measured trial with the best score so far, the earliest on equal scores."""
         objective = self.sweep.spec.objective
@@ -214,6 +231,13 @@ class SweepSession:
             self.request_stop("every legal candidate was tried")
             return "done"
         return self.propose(candidate, "search")
+
+    def _baseline_of(self, purpose: Purpose) -> Measured | None:
+        """What the guard compares a trial with: the same routing, for balance by force is another loss."""
+        if purpose != "verify" or self.sweep.spec.training.routing == "natural":
+            return self.reference
+        outcomes = [record.outcome for record in self.repeats(self.default)]
+        return next((outcome for outcome in outcomes if isinstance(outcome, Measured)), None)
 
     def _baseline_runs(self) -> bool:
         return any(proposed.purpose == "baseline" for proposed, _ in self._running.values())

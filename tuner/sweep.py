@@ -14,6 +14,10 @@ from tuner.sweep_spec import SweepSpec
 __all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest", "stack_warnings"]
 
 
+ADDED_LATER = ("min_measured_steps", "target_relative_error")  # to training
+UNTRAINED = frozenset({"predicted_ahead", "attention_window"})  # facts of the model that no trial depends on
+
+
 @dataclass(frozen=True)
 class LoadedSweep:
     """A sweep file without faults, with its model and space worked out. `digest`: see `meaning_digest`."""
@@ -32,7 +36,10 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
     So a run can be resumed with a larger budget, and a preset equals the same facts written out.
     """
     meaning = spec.model_dump(mode="json", exclude={"name", "budget", "tracking", "launch", "model", "space"})
-    meaning |= {"model": model.model_dump(mode="json"), "space": space.digest}
+    meaning |= {"model": model.model_dump(mode="json", exclude=set(UNTRAINED)), "space": space.digest}
+    for name in ADDED_LATER:
+        if meaning["training"][name] is None:  # as before the key was known: runs begun then can be resumed
+            del meaning["training"][name]
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

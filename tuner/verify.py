@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 
 from search_spaces.candidate import Candidate
-from tracking.record import Compared, Proposed, TrialRecord
+from search_spaces.shapes import TrainingShape
+from tracking.record import Compared, Proposed
 from train_worker.outcome import Outcome
 from train_worker.rank_report import SlotResult
 from tuner.compare import Side, compare, order
@@ -19,6 +20,7 @@ def verify(session: SweepSession, run: Callable[[str], str], unfinished: tuple[P
 
     `run` takes a TrialJob as JSON and returns a SlotResult as JSON. Pairs already in the journal are not measured
     again; `unfinished` are verification trials that were proposed before a crash and now run under their number.
+    Both sides route naturally, also where the search balanced the experts by force: that is how they will be trained.
     """
     winner = session.winner()
     if winner is None:
@@ -29,13 +31,13 @@ def verify(session: SweepSession, run: Callable[[str], str], unfinished: tuple[P
     for number in range(rounds):
         for side in order(number):
             candidate = sides[side]
-            if len(_repeats(session, candidate)) > number:
+            if len(session.repeats(candidate)) > number:
                 continue
             proposed = left.pop(candidate.id, None) or session.propose(candidate, "verify")
             if session.error or session.interrupted or not _measure(session, proposed, run):
                 return None
     pairs = zip(_times(session, sides["finalist"]), _times(session, sides["default"]), strict=False)
-    compared = compare(winner.candidate.id, session.default.id, list(pairs))
+    compared = compare(winner.candidate.id, session.default.id, list(pairs), _training(session).routing)
     session.emit(compared)
     return compared
 
@@ -43,23 +45,24 @@ def verify(session: SweepSession, run: Callable[[str], str], unfinished: tuple[P
 def _measure(session: SweepSession, proposed: Proposed, run: Callable[[str], str]) -> bool:
     """Run one verification trial and record it; False where it was interrupted."""
     started_at = now()
-    result = SlotResult.model_validate_json(run(session.job(proposed.trial_id, proposed.candidate).model_dump_json()))
+    job = session.job(proposed.trial_id, proposed.candidate, _training(session))
+    first = not session.repeats(proposed.candidate)  # one trace of each side is enough to look at
+    job = job.model_copy(update={"keep_trace": first})
+    result = SlotResult.model_validate_json(run(job.model_dump_json()))
     if not session.usable(result):
         return False
     session.record(proposed, result, started_at)
     return session.error is None
 
 
-def _repeats(session: SweepSession, candidate: Candidate) -> list[TrialRecord]:
-    """Verification trials of a candidate since the search ended; those of an earlier, smaller budget are history."""
-    last = max((r.number for r in session.records if r.purpose != "verify"), default=-1)
-    mine = [r for r in session.records if r.purpose == "verify" and r.number > last]
-    return sorted((r for r in mine if r.candidate.id == candidate.id), key=lambda record: record.number)
+def _training(session: SweepSession) -> TrainingShape:
+    """The sweep's training job with natural routing."""
+    return session.sweep.spec.training.model_copy(update={"routing": "natural"})
 
 
 def _times(session: SweepSession, candidate: Candidate) -> list[float]:
     """Median step time of each repeat, seconds; NaN where it did not run, so that rounds stay paired."""
-    return [_seconds(record.outcome) for record in _repeats(session, candidate)]
+    return [_seconds(record.outcome) for record in session.repeats(candidate)]
 
 
 def _seconds(outcome: Outcome) -> float:

@@ -43,7 +43,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_layer_freq": 1, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64, "v_head_dim": 128, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
         "vocab_size": 129280, "max_position_embeddings": 163840, "rope_theta": 10000, "rms_norm_eps": 1e-06,
-        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "num_nextn_predict_layers": 1, "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
     },
     "moonlight-16b-a3b": COMMON | {
         "model_type": "deepseek_v3", "num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16,
@@ -52,6 +52,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_layer_freq": 1, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64, "v_head_dim": 128, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
         "vocab_size": 163840, "max_position_embeddings": 8192, "rope_theta": 50000.0, "rms_norm_eps": 1e-05,
+        "num_nextn_predict_layers": 0,
     },
 }  # fmt: skip
 
@@ -64,6 +65,14 @@ def messages(error: pytest.ExceptionInfo[InputError]) -> str:
 def test_the_facts_are_those_of_the_preset(name: str) -> None:
     found = model_from_hf(CONFIGS[name], "config.json")
     assert found.model_copy(update={"name": name}) == load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "window"), [(["sliding", "full"] * 12, 128), (["full"] * 24, None), (["sliding", "full", "full"], None)]
+)
+def test_a_window_is_told_where_every_second_layer_has_it(kinds: list[str], window: int | None) -> None:
+    found = model_from_hf(CONFIGS["gpt-oss-20b"] | {"layer_types": kinds}, "config.json")
+    assert found.attention_window == window
 
 
 def test_the_rotary_base_is_found_where_transformers_5_puts_it() -> None:

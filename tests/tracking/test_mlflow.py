@@ -9,16 +9,21 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
+from mlflow import MlflowClient
 
 from search_spaces.errors import MoetuneError
 from tests.tracking.runs import prepare, read_runs
-from tests.tracking.sample import candidate, finished, head, measured, proposed, screened, sweep
+from tests.tracking.sample import candidate, finished, head, measured, profiled, proposed, screened, sweep
 from tracking import mlflow_payload as words
 from tracking.mlflow_store import MlflowFailed, MlflowStore
 from tracking.mlflow_view import MlflowView, missing, sync
 from tracking.record import Event
+from tracking.traces import store_trace
+from train_worker.outcome import Work
+from train_worker.timing import step_timing
 from tuner.sweep_spec import Tracking
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +64,33 @@ def test_a_sweep_is_one_parent_and_a_child_a_trial(uri: str) -> None:
     assert child.history["phase.build_s"] == [(0, 0.4)]
 
 
+def test_a_profiled_step_and_the_trace_of_a_finalist_are_there(uri: str, tmp_path: Path) -> None:
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    store_trace(run_folder, "t0001", b"packed")
+    events: list[Event] = [
+        head(),
+        finished(0, candidate(), profiled(0.2), "baseline"),
+        finished(1, FAST, profiled(0.1), "verify"),
+    ]
+    assert sync(events, uri, run_folder=run_folder).failed == 0
+    client = MlflowClient(tracking_uri=uri)
+    runs = {run.info.run_name: run for run in client.search_runs([_experiment(client)])}
+    default, fast = runs[f"laptop/001/0000-{candidate().id}"], runs[f"laptop/001/0001-{FAST.id}"]
+    assert fast.data.metrics["gpu_busy_s"] == pytest.approx(0.06)
+    assert fast.data.metrics["exposed_host_s"] == pytest.approx(0.04)
+    assert fast.data.metrics["kernels.gemm_s"] == pytest.approx(0.045)
+    assert fast.data.tags["wall"] == "host"
+    assert [file.path for file in client.list_artifacts(fast.info.run_id, "traces")] == ["traces/t0001.json.gz"]
+    assert client.list_artifacts(default.info.run_id, "traces") == []
+    assert "profile.json" in {file.path for file in client.list_artifacts(default.info.run_id)}
+
+
+def _experiment(client: MlflowClient) -> str:
+    (experiment,) = (each for each in client.search_experiments() if each.name == words.EXPERIMENT)
+    return str(experiment.experiment_id)
+
+
 def test_a_failed_trial_says_why(uri: str) -> None:
     sync(sweep(), uri)
     failed = {run.tags["outcome"]: run for run in read_runs(uri).values() if run.status == "FAILED"}
@@ -66,6 +98,22 @@ def test_a_failed_trial_says_why(uri: str) -> None:
     assert failed["crashed"].texts["error.txt"].count("boom") == 50
     assert failed["out_of_memory"].tags["reason"] == "out of device memory in measure"
     assert failed["diverged"].history["loss"] == [(0, 4.0)]
+
+
+def test_throughput_precision_and_routing_of_a_trial_are_written(uri: str) -> None:
+    plain = measured(0.1, steps=6)
+    steps = tuple(sample.model_copy(update={"gpu_time_s": 0.09}) for sample in plain.steps)
+    times = [sample.step_time_s for sample in steps]
+    work = Work(ranks=4, tokens_per_step=512, flops_per_token=1e9, routing="forced")
+    outcome = plain.model_copy(update={"steps": steps, "work": work, "timing": step_timing(times)})
+    assert sync([head(), finished(0, candidate(), outcome, "baseline")], uri).failed == 0
+    (child,) = (run for run in read_runs(uri).values() if run.parent)
+    assert child.tags["routing"] == "forced"
+    assert child.history["tokens_per_s_per_gpu"][0][1] == pytest.approx(512 / 4 / median(times))
+    assert child.history["model_tflops_per_gpu"][0][1] == pytest.approx(512 / 4 / median(times) * 1e-3)
+    assert child.history["timing.relative_standard_error"][0][1] < 0.01
+    assert child.history["median_gpu_time_s"] == [(0, 0.09)]
+    assert child.history["gpu_time_s"] == [(step, 0.09) for step in range(2, 8)]
 
 
 def test_numbers_that_are_none_are_never_written(uri: str) -> None:

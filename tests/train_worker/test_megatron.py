@@ -2,11 +2,13 @@
 
 import importlib.util
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from search_spaces.candidate import KnobValue
+from search_spaces.flops import flops_per_token
 from search_spaces.shapes import ModelShape
 from tests.train_worker.gang_script import Case, run_gang
 from tests.train_worker.megatron_trials import (
@@ -35,6 +37,7 @@ from train_worker.failures import classify
 from train_worker.outcome import Rejected
 
 WARM = SGD.model_copy(update={"warmup_steps": 3})
+STOPS = SHORT.model_copy(update={"measured_steps": 5, "min_measured_steps": 3, "target_relative_error": 1e-9})
 PARITY = {
     "data": case(2),
     "data, one sequence a micro-batch, overlapped": case(2, micro_batch_size=1, overlap_grad_reduce=True),
@@ -93,6 +96,8 @@ SINGLE = {
     "fact as a knob": case(2, SHORT, moe_router_topk=1),
     "unset lists": case(2, SHORT, recompute_granularity="none", recompute_modules=None, offload_modules=""),
     "uneven batch": case(2, SHORT, micro_batch_size=3),
+    "stops early": case(2, STOPS.model_copy(update={"target_relative_error": 0.99}), **EXPERT),
+    "runs to its cap": case(2, STOPS, **EXPERT),
     "megatron's own draw": case(1, SHORT.model_copy(update={"layout_independent_init": False})),
 }
 
@@ -156,6 +161,26 @@ def test_warm_up_is_kept_apart(answers: Answers) -> None:
         assert step["tokens_per_s"] == pytest.approx(SGD.tokens_per_step / step["step_time_s"])
     phases = answer["phases"]
     assert min(phases["build_s"], phases["warmup_s"], phases["measure_s"]) > 0
+
+
+def test_a_trial_stops_at_the_step_where_its_error_is_small_enough(answers: Answers) -> None:
+    """Which both ranks find at the same step, for they decide on the same times."""
+    for name, steps in (("stops early", 3), ("runs to its cap", 5)):
+        first, second = ({k: v for k, v in answer.items() if k != "phases"} for answer in answers[name])
+        assert first == second, name
+        assert (len(first["warmup"]), len(first["steps"]), first["timing"]["count"]) == (1, steps, steps)
+    early, late = losses(answers["stops early"][0]), losses(answers["runs to its cap"][0])
+    assert early == late[:4]
+
+
+def test_what_a_step_did_is_recorded(answers: Answers) -> None:
+    answer = answers["data"][0]
+    assert answer["work"]["ranks"] == 2
+    assert answer["work"]["tokens_per_step"] == SGD.tokens_per_step
+    assert answer["work"]["flops_per_token"] == flops_per_token(MODEL, SGD.sequence_length)
+    assert answer["work"]["routing"] == "natural"
+    assert answer["steps"][0]["gpu_time_s"] is None
+    assert answer["timing"]["median_s"] == median(step["step_time_s"] for step in answer["steps"])
 
 
 def test_recompute_lowers_the_peak_and_keeps_the_loss(answers: Answers) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -94,11 +95,49 @@ def test_cpu_peak_is_that_of_the_observed_step(tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         assert memory.largest() == 1024 + 4096
-        clock = StepClock(torch.device("cpu"))
-        for _ in range(3):
-            with clock.step():
-                pass
-        assert clock.slowest() == clock.seconds
-        assert len(clock.seconds) == 3
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_clock_has_a_time_for_each_step_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([10.0, 10.5, 20.0, 30.0, 30.25])
+    monkeypatch.setattr("time.perf_counter", lambda: next(readings))
+    clock = StepClock(torch.device("cpu"))
+    with clock.step():
+        pass
+    with pytest.raises(RuntimeError, match="in the step"), clock.step():
+        raise RuntimeError("in the step")
+    with clock.step():
+        pass
+    assert clock.seconds == [0.5, 0.25]
+    assert clock.latest() == [0.25]
+
+
+class FakeEvent:
+    """Stands in for torch.cuda.Event; its time is the number of things said to the device before it was recorded."""
+
+    said: ClassVar[list[str]] = []
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = len(self.said)
+        self.said.append("event")
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        assert self.said[-1] == "drained"  # before that the answer would be an error
+        return float(end.at - self.at)
+
+
+def test_on_cuda_the_events_stand_around_the_step_and_the_device_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(FakeEvent, "said", said)
+    monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda _: said.append("drained"))
+    clock = StepClock(torch.device("cuda:0"))
+    with clock.step():
+        said.append("kernels")
+    assert said == ["drained", "event", "kernels", "event", "drained"]
+    assert clock.gpu_seconds == [0.002]  # events answer in milliseconds
+    assert clock.latest() == [clock.seconds[0], 0.002]

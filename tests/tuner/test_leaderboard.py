@@ -6,9 +6,11 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
+from search_spaces.shapes import Routing
 from tests.tracking.sample import candidate, compared, finished, head, measured, screened, sweep, trials
 from tracking.record import Compared, Event, TrialRecord
-from train_worker.outcome import Crashed, Diverged, OutOfMemory
+from train_worker.outcome import Crashed, Diverged, Measured, OutOfMemory, StepSample, Work
+from train_worker.timing import step_timing
 from tuner.leaderboard import Leaderboard, leaderboard
 from tuner.objective import Objective
 from tuner.report import alike, cost_lines, milliseconds, place, render, seconds
@@ -177,6 +179,44 @@ def test_a_narrow_terminal_cuts_no_number_off() -> None:
     text = printed(leaderboard(sweep()), width=80)
     for number in ("148.6-151.5", "3,418", "28.6", "1.333x"):
         assert number in text
+
+
+def with_work(outcome: Measured, routing: Routing = "natural") -> Measured:
+    work = Work(ranks=2, tokens_per_step=512, flops_per_token=3e12, routing=routing)
+    return outcome.model_copy(update={"work": work, "timing": step_timing([s.step_time_s for s in outcome.steps])})
+
+
+def test_throughput_is_of_one_rank_and_the_routing_is_said() -> None:
+    default = finished(0, DEFAULT, with_work(measured(0.2), "forced"), "baseline")
+    fast = finished(1, FAST, with_work(measured(0.1), "forced"))
+    board = leaderboard([head(), default, fast, compared().model_copy(update={"routing": "natural"})])
+    row = board.rows[0]
+    seconds_a_step = row.step_time_s
+    assert row.tokens_per_s_per_rank == pytest.approx(512 / 2 / seconds_a_step)
+    assert row.tflops_per_rank == pytest.approx(3 * 512 / 2 / seconds_a_step)
+    assert (row.routing, board.unit) == ("forced", "rank")
+    text = printed(board)
+    assert "TFLOP/s/rank" in text
+    assert f"  {row.tflops_per_rank:,.0f} " in text
+    assert "forced routing in the search" in text
+    assert "4 interleaved rounds, natural routing)" in board.verdict.words
+    assert "TFLOP/s" not in printed(board, width=80)
+    assert "TFLOP/s" not in printed(leaderboard(sweep()))  # records from before it was kept
+
+
+def test_odd_step_times_of_the_leader_and_the_default_are_said() -> None:
+    def odd(outcome: Measured) -> Measured:
+        return with_work(outcome.model_copy(update={"steps": (*outcome.steps[:-1], outcome.warmup[0], slow(outcome))}))
+
+    def slow(outcome: Measured) -> StepSample:
+        return outcome.steps[-1].model_copy(update={"step_time_s": 9.0})
+
+    events = [finished(0, DEFAULT, odd(measured(0.2)), "baseline"), finished(1, FAST, with_work(measured(0.1)))]
+    third = finished(2, candidate(micro_batch_size=9), odd(measured(0.15)))
+    text = printed(leaderboard([head(), *events, third]), width=300)
+    assert re.search(r"Step times of default: Far from the median of 9 steps: 8 \(\d+\.\d\dx\)", text)
+    assert "1 more rows have odd step times" in text
+    assert "Step times of moe_token" not in text
 
 
 def test_a_leaderboard_survives_json() -> None:

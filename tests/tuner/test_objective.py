@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from search_spaces.shapes import StackVersions
-from train_worker.outcome import Crashed, Diverged, Fingerprint, Measured, PhaseTimes, StepSample
+from train_worker.outcome import Crashed, Diverged, Fingerprint, Measured, PhaseTimes, Rejected, StepSample
 from tuner.objective import Guard, Objective, judge, score
 
 FINGERPRINT = Fingerprint(
@@ -89,3 +89,22 @@ def test_grad_norm_is_compared_only_where_the_guard_says_so() -> None:
 def test_a_failed_trial_is_not_judged() -> None:
     crash = Crashed(phase="build", detail="x")
     assert judge(crash, measured([1.0]), Guard()) is crash
+
+
+def test_trials_of_different_lengths_are_compared_over_the_steps_both_have() -> None:
+    long, short = measured([4.0, 3.0, 2.0, 1.0]), measured([4.0, 3.0, 2.0])
+    assert judge(short, long, Guard(), 3) is short
+    assert judge(long, short, Guard(), 3) is long
+    early = judge(measured([4.0, 3.5, 2.0, 1.0]), short, Guard(), 3)
+    assert isinstance(early, Diverged)
+    assert early.step == 1
+    endless = judge(measured([4.0, 3.0, 2.0, math.nan]), short, Guard(), 3)
+    assert isinstance(endless, Diverged)  # a step the baseline does not have must still be a number
+
+
+def test_a_comparison_over_too_few_steps_is_none() -> None:
+    for mine, theirs in (([4.0, 3.0], [4.0, 3.0, 2.0]), ([4.0, 3.0, 2.0], [4.0, 3.0])):
+        refused = judge(measured(mine), measured(theirs), Guard(), 3)
+        assert isinstance(refused, Rejected)
+        assert refused.rule == "too-few-steps"
+        assert "over 2 steps, of 3 needed" in refused.reason

@@ -243,6 +243,33 @@ def test_a_hugging_face_config_is_found_next_to_the_sweep_file(tmp_path: Path) -
     assert any("config.json: key 'num_hidden_layers' is missing" in fault for fault in found)
 
 
+def test_the_digest_of_a_file_from_before_a_key_was_known_is_as_it_was(tmp_path: Path) -> None:
+    """Else a run that was begun then could not be resumed."""
+    assert load(tmp_path, GOOD).digest == "6277922cad93"
+    assert load(tmp_path, GOOD.replace("tiny-moe", "gpt-oss-20b")).digest == "41a39b72391b"
+    stops = GOOD.replace("params_dtype", "min_measured_steps: 3, target_relative_error: 0.01, params_dtype")
+    assert load(tmp_path, stops).digest != "6277922cad93"
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ("target_relative_error: 0.01", "training: target_relative_error needs min_measured_steps: from which step on"),
+        ("min_measured_steps: 3", "training: min_measured_steps needs target_relative_error: the precision at which"),
+        (
+            "min_measured_steps: 9, target_relative_error: 0.01",
+            "training: min_measured_steps 9 exceeds the cap, measured_steps 8",
+        ),
+        ("min_measured_steps: 2, target_relative_error: 0.01", "min_measured_steps: input should be greater than or"),
+        ("min_measured_steps: 3, target_relative_error: 1.5", "target_relative_error: input should be less than 1"),
+    ],
+)
+def test_when_a_trial_stops_is_said_in_two_keys(tmp_path: Path, keys: str, fault: str) -> None:
+    (found,) = faults(tmp_path, GOOD.replace("params_dtype", f"{keys}, params_dtype"))
+    assert found.startswith("5:")
+    assert fault in found
+
+
 def test_the_digest_is_of_the_meaning(tmp_path: Path) -> None:
     digest = load(tmp_path, GOOD).digest
     facts = load_model("tiny-moe").model_dump_json()

@@ -130,11 +130,20 @@ def trainer_of(job: TrialJob, configs: MegatronConfigs, built: Built, device: to
     return Trainer(job, configs, built, indices, device)
 
 
-def global_loss_and_norm(losses: list[torch.Tensor], grad_norm: float, device: torch.device) -> tuple[float, float]:
-    """Mean loss of the global batch, and grad norm, equal on every rank; NaN or inf on one reaches all. Collective."""
-    last_stage_ranks = torch.distributed.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
+def exchange(
+    losses: list[torch.Tensor], grad_norm: float, times_s: list[float], device: torch.device
+) -> tuple[float, float, list[float]]:
+    """Mean loss of the global batch, grad norm, and each of `times_s` of its slowest rank: equal on every rank, so that
+    all decide alike. NaN or inf on one reaches all. Collective: one sum, in which each rank has places of its own for
+    its times (a step has ended when its last rank has; a second collective for the largest would cost as much again).
+    """
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    last_stage_ranks = world // parallel_state.get_pipeline_model_parallel_world_size()
     mine = torch.stack(losses).double().mean().item() / last_stage_ranks if losses else 0.0
-    both = torch.zeros(2, dtype=torch.float64, device=device)
-    both[0], both[1] = mine, grad_norm / torch.distributed.get_world_size()
-    torch.distributed.all_reduce(both)
-    return float(both[0]), float(both[1])
+    sent = torch.zeros(2 + world * len(times_s), dtype=torch.float64)
+    sent[0], sent[1] = mine, grad_norm / world
+    sent[2:].view(world, -1)[rank] = torch.tensor(times_s, dtype=torch.float64)
+    summed = sent.to(device)
+    torch.distributed.all_reduce(summed)
+    found = summed.cpu()
+    return float(found[0]), float(found[1]), found[2:].view(world, -1).amax(dim=0).tolist()

@@ -19,10 +19,13 @@ from search_spaces.candidate import KnobValue
 from search_spaces.rules import case_of
 from search_spaces.rules.worker import RULES
 from search_spaces.screen import verdict
+from search_spaces.shapes import TrainingShape
 from train_worker.cpu import megatron_on_cpu
 from train_worker.environment import fingerprint, require_transformer_engine
+from train_worker.evidence import evidence_of, missing
 from train_worker.host import HostSettings
 from train_worker.job import TrialJob
+from train_worker.keep import Keeper
 from train_worker.megatron.config import configs_of, refuse_unknown, virtual_stages
 from train_worker.megatron.effective import (
     config_mismatch,
@@ -33,21 +36,24 @@ from train_worker.megatron.effective import (
 from train_worker.megatron.graphs import Graphs, graphs_of, rng_arguments
 from train_worker.megatron.latches import follow_environment
 from train_worker.megatron.model import Built, build, parameter_count
+from train_worker.megatron.observe import Observer, agreed, with_kernels
+from train_worker.megatron.profiler import with_profile
 from train_worker.megatron.seen import Run
-from train_worker.megatron.step import Trainer, global_loss_and_norm, trainer_of
+from train_worker.megatron.step import Trainer, exchange, trainer_of
 from train_worker.meter import PeakMemory, StepClock
 from train_worker.outcome import Diverged, Measured, PhaseTimes, Rejected, StepSample
 from train_worker.progress import Progress
+from train_worker.timing import enough, step_timing
 
 
-def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
+def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Measured | Diverged | Rejected:
     """Run the trial. Collective: every rank calls it with the same job and gets an answer of the same kind.
 
     What Megatron's config objects refuse is Rejected with rule "megatron-config", what they silently change with rule
     "effective-differs", what this worker does not do yet with its own rules (`search_spaces.rules.worker`). Raises
     ValueError for a knob that does not exist or a batch that does not divide, ImportError on cuda without Transformer
     Engine, and whatever Megatron or torch raises later. `Measured.phases` holds those of this rank; the caller adds its
-    own.
+    own. `keeper` is given the measurement before the profiled step, and that step.
     """
     with progress.within("build"):
         refuse_unknown(job.candidate)
@@ -71,7 +77,8 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
             built = build(job, configs)
             trainer = trainer_of(job, configs, built, device)
             graphs = graphs_of(job, configs, built, trainer)
-        steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors), graphs)
+        observer = Observer(job, trainer, graphs)
+        steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors), graphs, observer)
         with progress.within("warmup"):
             diverged = steps.warm_up(job.training.warmup_steps)
         if diverged:
@@ -82,14 +89,22 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
             )
             effective = effective_configuration(job.candidate, seen)
             differs = first_mismatch_of_ranks(mismatch(job.candidate, effective, job.environment_knobs))
-        if differs:
-            return differs
+            evidence = agreed(evidence_of(job.candidate, observer.observed()))
+        if refused := differs or missing(evidence):
+            return refused
         with progress.within("measure"):
-            diverged = steps.measure(job.training.measured_steps)
+            diverged = steps.measure(job.training)
         if diverged:
             return diverged
         with progress.within("report"):
-            return _measured(job, progress, steps, built, effective)
+            measured = _measured(job, progress, steps, built, effective).model_copy(update={"evidence": evidence})
+            keeper = keeper or Keeper()
+            if not job.profile:
+                return measured
+            keeper.measured(measured)
+        with progress.within("profile"):
+            measured, trace = with_profile(measured, trainer, host, keeper)
+            return with_kernels(measured, trace, observer)
 
 
 def refuse_inactive(job: TrialJob) -> Rejected | None:
@@ -103,12 +118,13 @@ class _Steps:
 
     def __init__(
         self, trainer: Trainer, host: HostSettings, progress: Progress, clock: StepClock, memory: PeakMemory,
-        graphs: Graphs | None = None,
+        graphs: Graphs | None = None, observer: Observer | None = None,
     ) -> None:  # fmt: skip
         self.trainer, self.host, self.progress, self.clock, self.memory = trainer, host, progress, clock, memory
-        self.graphs = graphs
+        self.graphs, self.observer = graphs, observer
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
+        self.times: list[list[float]] = []  # of each step: the slowest rank's wall time, and on cuda the events' time
 
     def warm_up(self, count: int) -> Diverged | None:
         for index in range(count):
@@ -116,24 +132,36 @@ class _Steps:
                 self.graphs.capture()
             if self.graphs:
                 self.graphs.start_counting()
-            with self.memory.observe() if index == count - 1 else nullcontext():
+            with self._observed() if index == count - 1 else nullcontext():
                 diverged = self._one()
             if diverged:
                 return diverged
         return None
 
-    def measure(self, count: int) -> Diverged | None:
-        return next((diverged for _ in range(count) if (diverged := self._one())), None)
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Around the last warm-up step: its memory on a CPU, and what it ran."""
+        with self.memory.observe(), self.observer.watching() if self.observer else nullcontext():
+            yield
+
+    def measure(self, training: TrainingShape) -> Diverged | None:
+        """Steps until there are enough: every rank has the same times of the slowest, and so stops at the same step."""
+        warm, cap, target = len(self.times), training.measured_steps, training.target_relative_error
+        while not enough([wall for wall, *_ in self.times[warm:]], target, training.min_measured_steps or cap, cap):
+            if diverged := self._one():
+                return diverged
+        return None
 
     def _one(self) -> Diverged | None:
-        """One step. The exchange of the loss after it is not timed, and lets all ranks start the next one together."""
+        """One step. The exchange after it is not timed, and lets all ranks start the next one together."""
         index = len(self.losses)
         self.progress.at_step(index)
         batches = self.trainer.batches(index)
         with self.clock.step():
             losses, norm = self.trainer.step(batches)
             self.host.after_step(index + 1)
-        loss, norm = global_loss_and_norm(losses, norm, self.trainer.device)
+        loss, norm, times = exchange(losses, norm, self.clock.latest(), self.trainer.device)
+        self.times.append(times)
         self.losses.append(loss)
         self.grad_norms.append(norm)
         if math.isfinite(loss) and math.isfinite(norm):
@@ -142,11 +170,17 @@ class _Steps:
         return Diverged(step=index, reason=f"loss {loss}, grad norm {norm}", losses=shown)
 
     def samples(self) -> list[StepSample]:
-        """Collective: the time of a step is that of its slowest rank."""
+        """All steps so far, warm-up first."""
         tokens = self.trainer.job.training.tokens_per_step
         return [
-            StepSample(step_time_s=seconds, tokens_per_s=tokens / seconds, loss=loss, grad_norm=norm)
-            for seconds, loss, norm in zip(self.clock.slowest(), self.losses, self.grad_norms, strict=True)
+            StepSample(
+                step_time_s=wall,
+                gpu_time_s=gpu[0] if gpu else None,
+                tokens_per_s=tokens / wall,
+                loss=loss,
+                grad_norm=norm,
+            )
+            for (wall, *gpu), loss, norm in zip(self.times, self.losses, self.grad_norms, strict=True)
         ]
 
 
@@ -164,6 +198,8 @@ def _measured(
         effective=effective,
         fingerprint=fingerprint(job.cluster.device),
         phases=PhaseTimes(build_s=seconds["build"], warmup_s=seconds["warmup"], measure_s=seconds["measure"]),
+        timing=step_timing([sample.step_time_s for sample in samples[warm:]]),
+        work=job.work,
     )
 
 
