@@ -24,6 +24,7 @@ NAME_LIMIT = 120
 # Wall -> settings that the two guides name as its first fixes, in Megatron-Core's field names, in the guides' order:
 # "MoE Training Optimization Workflow" (phase 1 for memory, the table of phase 3 and "Dispatcher And Overlap Guidance"
 # for the others) and "MoE Expert-Parallel Overlap Skill" (overlap first, delayed wgrad once that works).
+LARGER = "larger"  # than now
 SUGGESTED: dict[Wall, tuple[str, ...]] = {
     "memory": (
         "recompute_granularity=selective",
@@ -46,11 +47,12 @@ SUGGESTED: dict[Wall, tuple[str, ...]] = {
         "cuda_graph_impl=transformer_engine",
         "cuda_graph_modules=attn+moe_router+moe_preprocess",
         "manual_gc",
-        "micro_batch_size",
+        "micro_batch_size=larger",
         "cpu_affinity",
     ),
     "compute": (
-        "moe_grouped_gemm",
+        "moe_grouped_gemm=True",
+        "NVTE_USE_CUTLASS_GROUPED_GEMM=1",
         "moe_permute_fusion",
         "moe_router_fusion",
         "fp8_recipe",

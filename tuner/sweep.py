@@ -31,11 +31,11 @@ class LoadedSweep:
 
 
 def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> str:
-    """12 hex digits of what makes trials comparable: all but name, budget, tracking and launch.
+    """12 hex digits of what makes trials comparable: all but name, budget, search, tracking and launch.
 
     So a run can be resumed with a larger budget, and a preset equals the same facts written out.
     """
-    meaning = spec.model_dump(mode="json", exclude={"name", "budget", "tracking", "launch", "model", "space"})
+    meaning = spec.model_dump(mode="json", exclude={"name", "budget", "search", "tracking", "launch", "model", "space"})
     meaning |= {"model": model.model_dump(mode="json", exclude=set(UNTRAINED)), "space": space.digest}
     for name in ADDED_LATER:
         if meaning["training"][name] is None:  # as before the key was known: runs begun then can be resumed
