@@ -3,8 +3,8 @@
     python -m benchmarks.rank_stability benchmarks/tables/h200_qwen3_like.jsonl [--metric gpu_busy_s]
 
 From the root of the project. Rows with `"pass"` 1 and 2 (`h200_table.py --again 20`) are compared by their median step
-time, or by how long the GPU works in a step. Two configurations are tied in a pass where they differ by no more than the
-noise floor: the 95% point of the difference between two trials of one configuration, from the table's repeats.
+time, or by how long the GPU works in a step. Two configurations are tied in a pass where they differ by no more than
+the noise floor: the 95% point of the difference between two trials of one configuration, from the table's repeats.
 """
 
 import argparse
