@@ -95,6 +95,15 @@ class MemoryPeaks(Noun):
     static_bytes: int = Field(description="allocated between steps: weights, gradients, optimizer state")
 
 
+class Evidence(Noun):
+    """One knob that was asked for, and what the run showed of it (`train_worker.evidence`)."""
+
+    knob: str
+    requested: KnobValue
+    seen: str = Field(description="with the numbers")
+    active: bool | None = Field(description="None: cannot be told here; `seen` says why")
+
+
 class Measured(Noun):
     """The trial ran. `warmup` steps are kept for the guard (their losses) and are never timed into a score."""
 
@@ -107,6 +116,7 @@ class Measured(Noun):
     effective: dict[str, KnobValue] = Field(description="read back from the objects that were built")
     fingerprint: Fingerprint
     phases: PhaseTimes
+    evidence: tuple[Evidence, ...] = Field((), description="of what ran, by the whole gang; none in old records")
     profile: StepProfile | None = Field(None, description="of one step of rank 0, run after the measured ones")
     profile_error: str | None = Field(None, description="why there is no profile although one was asked for")
     timing: StepTiming | None = Field(None, description="of the measured steps' step_time_s; None in older records")
@@ -133,6 +143,7 @@ class Rejected(Noun):
     kind: Literal["rejected"] = "rejected"
     rule: str
     reason: str
+    evidence: tuple[Evidence, ...] = Field((), description='what the run showed, where the rule is "not-active"')
 
 
 class Hung(Noun):

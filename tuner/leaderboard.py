@@ -15,9 +15,10 @@ from search_spaces.candidate import Candidate
 from search_spaces.shapes import Noun, Routing
 from tracking.reason import failure_line, failure_text
 from tracking.record import Compared, Event, Purpose, RuleCount, Screened, SweepStarted, TrialRecord
-from train_worker.outcome import Crashed, Measured, PhaseTimes, StepSample
+from train_worker.outcome import Crashed, Evidence, Measured, PhaseTimes, StepSample
 from tuner.compare import median_interval, noise_floor
 from tuner.objective import Guard, Objective, judge, score
+from tuner.proof import proof
 from tuner.walls import Role, StandsAt, gpu_busy, stands_at
 
 
@@ -93,6 +94,7 @@ class Leaderboard(Noun):
     noise_floor: float | None = Field(description="share by which two trials of one candidate differ (A/A, 95%)")
     costs: Costs
     walls: tuple[StandsAt, ...] = Field((), description="of the default and of the winner, where they were profiled")
+    evidence: tuple[Evidence, ...] = Field((), description="of what the winner ran; none in old records")
     unit: Literal["GPU", "rank"] = Field("rank", description="what a rank is, where numbers are told of one")
     fingerprints: tuple[str, ...] = Field(description="digests of the stacks seen; more than one is a mixed sweep")
 
@@ -121,6 +123,7 @@ def leaderboard(events: Iterable[Event], objective: Objective | None = None) -> 
         noise_floor=_floor(records),
         costs=_costs(records),
         walls=_walls(records, default, winner_id),
+        evidence=proof(records, winner_id),
         unit="GPU" if any(found.fingerprint.device == "cuda" for r in records if (found := _measured(r))) else "rank",
         fingerprints=tuple(sorted({found.fingerprint.digest for record in records if (found := _measured(record))})),
     )

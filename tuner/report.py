@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.leaderboard import Costs, Failure, Leaderboard, Row
+from tuner.proof import proof_table
 from tuner.walls import wall_line
 
 MOST_ROWS = 20
@@ -37,6 +38,8 @@ def render(board: Leaderboard, console: Console) -> None:
         console.print(Text(legend(board), style="dim"))
         for line in [*remark_lines(board), *map(wall_line, board.walls)]:
             console.print(Text(line))
+    if board.evidence:
+        console.print(proof_table(board.evidence))
     if board.failures:
         console.print(_failures(board))
     if board.rejected:
