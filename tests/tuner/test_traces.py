@@ -3,7 +3,7 @@
 import base64
 from pathlib import Path
 
-from tests.tuner.test_session import Bench, drive, measured
+from tests.tuner.sessions import Bench, drive, measured
 from train_worker.job import TrialJob
 from train_worker.rank_report import SlotResult
 from tuner.verify import verify
