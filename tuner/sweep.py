@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from search_spaces.rules.versions import version_faults
-from search_spaces.shapes import ModelShape
+from search_spaces.shapes import UNTRAINED, ModelShape
 from search_spaces.space import SearchSpace
 from tuner.sweep_faults import checked
 from tuner.sweep_spec import SweepSpec
@@ -15,7 +15,6 @@ __all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest", "stack_wa
 
 
 ADDED_LATER = ("min_measured_steps", "target_relative_error")  # to training
-UNTRAINED = frozenset({"predicted_ahead", "attention_window"})  # facts of the model that no trial depends on
 
 
 @dataclass(frozen=True)
