@@ -111,7 +111,9 @@ class StepProfile(Noun):
     device_memory: DeviceMemory | None = None
     wall: Wall
     why: str
-    suggested: tuple[str, ...] = Field(description="settings to try against this wall (SUGGESTED)")
+    suggested: tuple[str, ...] = Field(
+        description="settings to try against this wall (SUGGESTED); none on a CPU, the guides are about GPUs"
+    )
 
 
 def profile_of(
@@ -149,7 +151,7 @@ def profile_of(
         device_memory=device_memory,
         wall=wall,
         why=why,
-        suggested=SUGGESTED[wall],
+        suggested=SUGGESTED[wall] if device == "cuda" else (),
     )
 
 

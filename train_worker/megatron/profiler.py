@@ -103,7 +103,7 @@ def _device_memory(measured: Measured, device: torch.device) -> DeviceMemory | N
         return None
     retries = torch.tensor([torch.cuda.memory_stats(device)["num_alloc_retries"]], dtype=torch.int64, device=device)
     torch.distributed.all_reduce(retries, op=torch.distributed.ReduceOp.MAX)
-    total = torch.cuda.get_device_properties(device).total_memory
+    _, total = torch.cuda.mem_get_info(device)
     return DeviceMemory(used_bytes=measured.memory.device_used_bytes, total_bytes=total, retries=int(retries.item()))
 
 
@@ -175,8 +175,10 @@ def _read(profiler: profile, marks: _Marks) -> Profiled:
         raise ProfilerFailed(
             f"the profiler's clock is apart: events from {first:.0f} to {last:.0f} us of {step_us:.0f}"
         )
-    memory = PhaseMemory(forward_backward_bytes=marks.before_bytes, optimizer_bytes=marks.after_bytes)
-    return Profiled(StepTrace(tuple(events), step_us, dict(calls)), memory if on_cuda else None)
+    memory = None
+    if on_cuda and marks.optimizer_ns > marks.began_ns:  # a graph of the whole iteration replays without a mark
+        memory = PhaseMemory(forward_backward_bytes=marks.before_bytes, optimizer_bytes=marks.after_bytes)
+    return Profiled(StepTrace(tuple(events), step_us, dict(calls)), memory)
 
 
 def _from_cuda(found: Iterable[Any], marks: _Marks) -> tuple[list[GpuEvent], Counter[str]]:
