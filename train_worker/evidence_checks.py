@@ -156,6 +156,8 @@ def _cutlass(value: KnobValue, _: Asked, observed: Observed) -> Seen | None:
 
 def _accumulated(observed: Observed) -> Seen:
     count = observed.fused_gradients
+    if not count and observed.captured:
+        return Seen(IN_GRAPH, None)
     return Seen(f"{count} weights had their gradient added up by the GEMM", count > 0)
 
 

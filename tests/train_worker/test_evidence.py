@@ -87,6 +87,7 @@ CASES: list[tuple[str, dict[str, KnobValue], dict[str, Any], bool | None]] = [
     ("cross_entropy_loss_fusion", {"cross_entropy_loss_fusion": True}, {"last_stage": False}, None),
     ("gradient_accumulation_fusion", {"gradient_accumulation_fusion": True}, {"fused_gradients": 40}, True),
     ("gradient_accumulation_fusion", {"gradient_accumulation_fusion": True}, {}, False),
+    ("gradient_accumulation_fusion", {"gradient_accumulation_fusion": True}, REPLAYED, None),
     ("mla_down_proj_fusion", {"mla_down_proj_fusion": True}, again(mla_down_proj=0), True),
     ("mla_down_proj_fusion", {"mla_down_proj_fusion": True}, {}, False),
     (
