@@ -64,9 +64,9 @@ class WallsProposer(Proposer):
 
     def _against_the_wall(self) -> Candidate | None:
         """The first setting of the best candidate's wall that gives an unseen candidate which fits."""
-        if self._best is None or self._best[2] is None:
+        _, best, wall = self._best or (0.0, None, None)
+        if best is None or wall is None:
             return None
-        _, best, wall = self._best
         for each in (wall, *(other for other in SUGGESTED if other != wall)):
             for found in self._changed(best, SUGGESTED[each]):
                 if found.id not in self._seen and self._fit(found) in (None, "fits"):

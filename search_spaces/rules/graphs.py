@@ -131,7 +131,7 @@ def _waiting_at_run_time(case: Case) -> str | None:
 
 def _local_attention(case: Case) -> str | None:
     wrong = implementation(case) == "local" and captured(case) == ("attn",)
-    return "local CUDA graphs of attn alone fail inside the token dispatcher" if wrong else None
+    return "local CUDA graphs of attn hold a whole GPT layer and fail inside its token dispatcher" if wrong else None
 
 
 def _expandable(case: Case) -> bool:
@@ -216,6 +216,7 @@ def _eager_steps(case: Case) -> str | None:
 
 
 _CONFIG, _HELPER = "core/transformer/transformer_config.py", "core/transformer/cuda_graphs.py"
+_LAYER = "core/transformer/transformer_layer.py"
 _MLM, _BRIDGE = frozenset[Launcher]({"megatron-lm"}), frozenset[Launcher]({"megatron-bridge"})
 _SEGMENTS = GRAPHS | {ALLOCATOR, REGISTER}
 _COUNTS = GRAPHS | {CAPACITY, PADDED, DISPATCHER, OLD_PADDING}
@@ -279,7 +280,10 @@ RULES = (
         "CGR-26", GRAPHS | {SHARDS, REMAT, TP, PRIORITY}, _weight_shards, "MLM arguments.py:1501",
         f"set {PRIORITY} to 1", launchers=_MLM, since="0.19",
     ),
-    Rule("RUN-01", GRAPHS, _local_attention, "seen on one H200 (0.19.2)", "use transformer_engine", "first step"),
+    Rule(
+        "RUN-01", GRAPHS, _local_attention, f"seen on one H200 (0.19.2); {_LAYER}:557", "use transformer_engine",
+        "first step",
+    ),
     Rule(
         "RUN-03", GRAPHS | {CAPACITY, PADDED}, _whole_layer, "TRAP-15: accepted at first, never seen to run",
         "name the modules", "runtime risk",

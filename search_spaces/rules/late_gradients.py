@@ -11,6 +11,7 @@ DISPATCH_BACKWARD, LEGACY = "overlap_dispatch_backward_with_experts_wgrad", "moe
 FUSED, BIAS, SHARED_OVERLAP = "gradient_accumulation_fusion", "add_bias_linear", "moe_shared_expert_overlap"
 GRAPHS, CAPTURED, IMPLEMENTATION = "cuda_graph_impl", "cuda_graph_modules", "transformer_impl"
 GRAD_REDUCE, SHARDED = "overlap_grad_reduce", "use_distributed_optimizer"
+COMES_WITH_SHARDS = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "fp8_param", "fp4_param")
 DEFER, LIMIT, BUCKET = "defer_embedding_wgrad_compute", "wgrad_deferral_limit", "bucket_size"
 PP = "pipeline_model_parallel_size"
 MLM: frozenset[Launcher] = frozenset({"megatron-lm"})
@@ -115,8 +116,9 @@ def _nothing_to_reduce(case: Case) -> str | None:
 
 
 def _nothing_to_shard(case: Case) -> str | None:
+    """What only comes with it (state in fewer bits, on the host, FP8 weights) is another run on one rank too."""
     alone = case.data_parallel == 1 and case.expert_data_parallel == 1
-    wrong = case.on(SHARDED) and alone
+    wrong = case.on(SHARDED) and alone and not any(case.on(name) for name in COMES_WITH_SHARDS)
     return "use_distributed_optimizer with one data-parallel rank shards nothing" if wrong else None
 
 
@@ -176,7 +178,7 @@ RULES = (
         "read in core/distributed/param_and_grad_buffer.py: a group of one rank", "set it to false",
     ),
     Rule(
-        "DUP-03", WORLD | EXPERT_GRID | {SHARDED}, _nothing_to_shard,
+        "DUP-03", WORLD | EXPERT_GRID | {SHARDED, *COMES_WITH_SHARDS}, _nothing_to_shard,
         "read in core/optimizer/distrib_optimizer.py: a shard is the whole", "set it to false",
     ),
     Rule(

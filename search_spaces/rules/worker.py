@@ -13,18 +13,44 @@ ACCUMULATE, LOSS, LOSS_IMPL = "gradient_accumulation_fusion", "cross_entropy_los
 DOWN, DISPATCH_BACKWARD = "mla_down_proj_fusion", "overlap_dispatch_backward_with_experts_wgrad"
 ROPE, SHARED_OVERLAP, DISPATCHER = "apply_rope_fusion", "moe_shared_expert_overlap", "moe_token_dispatcher_type"
 CAPACITY, PADDED = "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"
+OPTIMIZER_GRAPH = "optimizer_cuda_graph"
+OFFLOAD, SHARDED = "optimizer_cpu_offload", "use_distributed_optimizer"
 TP, ETP = "tensor_model_parallel_size", "expert_tensor_parallel_size"
 EP = "expert_model_parallel_size"
+UNMEASURED = {"transformer_engine": 2, "full_iteration": 3}  # the fewest warm-up steps
 GPU_VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _graphs(case: Case) -> str | None:
-    """Its capture follows at least one eager step and leaves one warm-up step to replay in."""
+    """A capture follows at least one eager step, and one warm-up step is left that only replays: the step after the
+    capture of layers, which is between two steps; of whole iterations the step after the one that captured."""
     impl = case.text(IMPL, "none")
-    if impl not in ("none", "transformer_engine"):
-        return f"this worker does not capture CUDA graphs by {impl} yet: the trial would run without them"
-    early = impl == "transformer_engine" and case.training.warmup_steps < 2
-    return "CUDA graphs with one warm-up step leave none to replay in before measuring" if early else None
+    if impl == "none":
+        return None
+    if case.on_cpu:
+        return "CUDA graphs need a GPU"
+    if impl not in UNMEASURED:
+        return "local CUDA graphs hold whole layers of a GPT model, whatever the modules: this worker makes none"
+    least = UNMEASURED[impl]
+    wrong = case.training.warmup_steps < least
+    return f"{impl} CUDA graphs with fewer than {least} warm-up steps leave none to replay in" if wrong else None
+
+
+def _waits_in_iteration(case: Case) -> str | None:
+    """Dropless alltoall waits for the token counts (token_dispatcher.py:950), allgather always (`.cpu()`, :317)."""
+    sent, padded = case.text(DISPATCHER, "allgather"), case.number(CAPACITY, -1.0) >= 0 and case.on(PADDED)
+    if case.text(IMPL, "none") != "full_iteration" or (sent == "alltoall" and padded):
+        return None
+    return f"{sent} {'' if padded else 'without a padded capacity '}makes the host wait inside the captured iteration"
+
+
+def _captured_optimizer(case: Case) -> str | None:
+    return "this worker does not capture the optimizer's step" if case.on(OPTIMIZER_GRAPH) else None
+
+
+def _replaced_parameters(case: Case) -> str | None:
+    wrong = case.on(OFFLOAD) and not case.on(SHARDED)
+    return f"{OFFLOAD} loses its parameters to the bf16 optimizer without {SHARDED}" if wrong else None
 
 
 def _user_buffers(case: Case) -> str | None:
@@ -103,8 +129,8 @@ def _unequal_gather(case: Case) -> str | None:
 RULES = (
     Rule(
         "RUN-02", frozenset({IMPL}), _graphs,
-        "train_worker/megatron/graphs.py",
-        f"set {IMPL} to transformer_engine or none, and training.warmup_steps to 2 or more",
+        "train_worker/megatron/graphs.py; core/transformer/transformer_layer.py:541",
+        f"set {IMPL} to transformer_engine, full_iteration or none, and training.warmup_steps to 3 or more",
     ),
     Rule(
         "RUN-04", frozenset({TP_OVERLAP}), _user_buffers, "MLM training/initialize.py:187, initialize_ub",
@@ -147,5 +173,19 @@ RULES = (
     Rule(
         "RUN-15", frozenset({TP, ETP, EP, DISPATCHER, CAPACITY, PADDED}), _unequal_gather,
         "train_worker/cpu.py: ProcessGroupGloo::allgather, invalid tensor size", "use allgather, or pad to capacity",
+    ),
+    Rule(
+        "RUN-16", frozenset({IMPL, DISPATCHER, CAPACITY, PADDED}), _waits_in_iteration,
+        "read in core/transformer/moe/token_dispatcher.py:317, 950",
+        f"use alltoall with {CAPACITY} and {PADDED}", "first step",
+    ),
+    Rule(
+        "RUN-17", frozenset({OFFLOAD, SHARDED}), _replaced_parameters,
+        "read in core/optimizer/optimizer.py:1018 and cpu_offloading/hybrid_optimizer.py:199 and :339",
+        f"set {SHARDED} to true", "first step",
+    ),
+    Rule(
+        "RUN-18", frozenset({OPTIMIZER_GRAPH}), _captured_optimizer, "MLM training/training.py:3633",
+        f"leave {OPTIMIZER_GRAPH} out",
     ),
 )  # fmt: skip

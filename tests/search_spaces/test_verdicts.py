@@ -61,9 +61,20 @@ def test_configurations_measured_on_one_h200_are_judged_right() -> None:
     assert judged(graphs="local", captured="attn") == "RUN-01"
 
 
+def test_one_rank_may_shard_for_what_comes_with_it() -> None:
+    def refusal(**knobs: KnobValue) -> str | None:
+        found = verdict(case(H1, use_distributed_optimizer=True, **knobs))
+        return found.rule if found else None
+
+    assert refusal() == refusal(optimizer_cpu_offload=False) == "DUP-03"
+    assert refusal(use_precision_aware_optimizer=True) is None
+    assert refusal(optimizer_cpu_offload=True) is None
+    assert refusal(fp8="hybrid", fp8_recipe="blockwise", fp8_param=True) is None
+
+
 def test_what_this_worker_cannot_do_yet_is_judged_last() -> None:
     """So that a configuration the stack refuses says so, and another launcher can leave these rules out."""
-    graphs = case(H8, graphs="full_iteration")
+    graphs = case(H8, graphs="local")
     assert verdict(graphs, NO_WORKER) is None
     found = verdict(graphs)
     assert found is not None

@@ -197,3 +197,51 @@ def test_counters_are_taken_away_after_the_step_they_watch() -> None:
         assert vars(_ParamAndGradBucketGroup)["start_grad_sync"] is not before[0]["start_grad_sync"]
         raise RuntimeError("in the step")
     assert [dict(vars(owner)) for owner in owners] == before
+
+
+def test_types_of_optimizer_state_are_words_and_read_from_what_is_stored() -> None:
+    import torch
+
+    from train_worker.megatron.config import megatron_value
+    from train_worker.megatron.readers import READERS
+    from train_worker.megatron.seen import Run
+
+    assert [megatron_value("exp_avg_dtype", word) for word in ("bf16", "torch.float32", "fp8")] == [
+        torch.bfloat16, torch.float32, torch.uint8
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="exp_avg_dtype 'int4' is no type"):
+        megatron_value("exp_avg_dtype", "int4")
+
+    def run(*kept: torch.dtype) -> Any:
+        states = {index: {"exp_avg": torch.zeros(1, dtype=dtype)} for index, dtype in enumerate(kept)}
+        config = SimpleNamespace(exp_avg_dtype=torch.bfloat16)
+        optimizer = SimpleNamespace(optimizer=SimpleNamespace(state=states), config=config)
+        built: Any = SimpleNamespace(optimizer=optimizer)
+        return Run(built, (), False, {})
+
+    read = READERS["exp_avg_dtype"]
+    assert read(run(torch.float32, torch.float32)) == "fp32"  # as on the host, whatever was asked for
+    assert read(run(torch.bfloat16)) == "bf16"
+    assert read(run(torch.bfloat16, torch.float32)) == "mixed moments: bf16, fp32"
+    assert read(run()) == "bf16"  # a rank without state knows what its configuration says
+
+
+def test_weights_kept_in_few_bits_start_main_weights_from_the_same_draw() -> None:
+    """Transformer Engine keeps their first value in full; the optimizer makes its main weights of it."""
+    import torch
+
+    from train_worker.megatron.config import configs_of
+    from train_worker.megatron.init import PRECISE, _draw, initialise_by_name
+
+    class Bare(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(4, 4))
+            setattr(self.weight, PRECISE, torch.ones(4, 4, dtype=torch.bfloat16))
+
+    config, model = configs_of(case(1).job).transformer, Bare()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train_worker.megatron.init.global_name", lambda name, *_: name)
+        initialise_by_name(model, config, 7)
+    drawn = _draw("weight", [4, 4], config, 7, torch.device("cpu"))
+    assert torch.equal(getattr(model.weight, PRECISE), drawn.bfloat16())

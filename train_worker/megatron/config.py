@@ -27,6 +27,10 @@ LAYOUT, VIRTUAL = "pipeline_model_parallel_layout", "virtual_pipeline_model_para
 LIST_KNOBS = frozenset({"recompute_modules", "cuda_graph_modules", "offload_modules"})
 NONE_MEANS_OFF = frozenset({"recompute_granularity", "recompute_method", "fp8", "fp4", "moe_router_dtype"})
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# The precision-aware optimizer's fields and words; fp8 is what Transformer Engine stores as bytes (MLM arguments.py).
+STATE_DTYPES = frozenset({"main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"})
+STATE_WORDS = DTYPES | {"fp16": torch.float16, "fp8": torch.uint8}
+TORCH_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 OWNERS: tuple[type, ...] = (MLATransformerConfig, DistributedDataParallelConfig, OptimizerConfig)
 
 
@@ -94,9 +98,18 @@ def megatron_value(name: str, value: KnobValue) -> Any:
         return list(modules(value))
     if name in NONE_MEANS_OFF and value == "none":
         return None
+    if name in STATE_DTYPES and isinstance(value, str):
+        return _state_dtype(name, value.removeprefix("torch."))
     if isinstance(value, str) and value.lstrip().startswith("["):  # a list by layer, or a nested layout
         return json.loads(value)
     return value
+
+
+def _state_dtype(name: str, word: str) -> torch.dtype:
+    known = STATE_WORDS.get(TORCH_WORDS.get(word, word))
+    if known is None:
+        raise ValueError(f"{name} {word!r} is no type of optimizer state; known: {', '.join(STATE_WORDS)}")
+    return known
 
 
 def virtual_stages(candidate: Candidate) -> int | None:

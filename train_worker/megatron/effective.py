@@ -114,4 +114,4 @@ def _same(name: str, requested: KnobValue, effective: KnobValue) -> bool:
     if name in LIST_KNOBS:
         return unset(name, requested) or set(modules(requested)) == set(modules(effective))
     wanted = megatron_value(name, requested)
-    return bool((plain(wanted) if isinstance(wanted, list) else wanted) == effective)
+    return bool((plain(wanted) if isinstance(wanted, (list, torch.dtype)) else wanted) == effective)

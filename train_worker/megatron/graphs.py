@@ -1,4 +1,5 @@
-"""CUDA graphs of layers by Transformer Engine: captured after eager warm-up steps, and counted when they are replayed.
+"""CUDA graphs: of layers by Transformer Engine, captured after eager warm-up steps, or of the whole iteration
+(`iteration_graph`). Both count what they captured and what is replayed.
 
 Follows Megatron-LM's training.py. Needs, seen on one H200: DDP built on a side stream (`streams`; else the capture dies
 with "operation would make the legacy stream depend on a capturing blocking stream"), and a random-number tracker that
@@ -15,24 +16,30 @@ from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 from search_spaces.candidate import Candidate
 from train_worker.job import TrialJob
 from train_worker.megatron.config import MegatronConfigs
+from train_worker.megatron.iteration_graph import WARMUP_STEPS, IterationGraph
 from train_worker.megatron.model import Built
+from train_worker.megatron.step import Trainer
 
-WARMUP_STEPS = 3  # eager steps before the capture, as Megatron's own default; fewer where the trial has fewer
+IMPL = "cuda_graph_impl"
 
 
-def graphed(candidate: Candidate) -> bool:
-    """Whether Transformer Engine is to capture layers."""
-    return candidate.knobs.get("cuda_graph_impl") == "transformer_engine"
+def graphs_of(job: TrialJob, configs: MegatronConfigs, built: Built, trainer: Trainer) -> "Graphs | None":
+    """The graphs the candidate asks for, not yet captured; None where it asks for none."""
+    impl = job.candidate.knobs.get(IMPL)
+    if impl == "transformer_engine":
+        return LayerGraphs(job, configs, built)
+    return IterationGraph(job, configs, trainer) if impl == "full_iteration" else None
 
 
 def eager_steps(job: TrialJob) -> int:
-    """Steps before the capture: at least one warm-up step is left to replay in."""
+    """Steps before the capture of layers: at least one warm-up step is left to replay in."""
     return max(1, min(WARMUP_STEPS, job.training.warmup_steps - 1))
 
 
 def rng_arguments(candidate: Candidate) -> dict[str, bool]:
-    """What model_parallel_cuda_manual_seed is told, so that captured layers can draw random numbers."""
-    return {"te_rng_tracker": True, "use_cudagraphable_rng": True} if graphed(candidate) else {}
+    """What model_parallel_cuda_manual_seed is told, so that a graph can draw random numbers."""
+    captures = candidate.knobs.get(IMPL, "none") != "none"
+    return {"te_rng_tracker": True, "use_cudagraphable_rng": True} if captures else {}
 
 
 class _Counted:
@@ -86,3 +93,6 @@ class LayerGraphs:
     def active(self) -> bool:
         """Whether graphs were captured and the steps since `start_counting` replayed every one of them."""
         return self.captured > 0 and self.replayed >= self.captured
+
+
+Graphs = LayerGraphs | IterationGraph

@@ -16,6 +16,9 @@ LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 SEQUENTIAL_EXPERT = re.compile(r"\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 GROUPED_EXPERT = re.compile(r"\.experts\.(linear_fc[12])\.weight(\d+)$")
 FUSED_DOWN = "linear_qkv_down_proj.weight"
+# Transformer Engine keeps the first value of an FP8 or FP4 weight in full, on the host, for whoever makes main weights
+# of it (pytorch/module/base.py:1842; core/optimizer/distrib_optimizer.py:431). It is Megatron's draw until told.
+PRECISE = "_high_precision_init_val"
 SCALED_DOWN = ("linear_proj.weight", "linear_fc2.weight")  # Megatron's output_layer_init_method
 
 
@@ -25,8 +28,11 @@ def initialise_by_name(model: torch.nn.Module, config: TransformerConfig, seed: 
         if parameter.dim() < 2:
             continue
         name = global_name(local_name, model, config)
+        drawn = _slice_of(name, parameter, config, seed)
         with torch.no_grad():
-            parameter.copy_(_slice_of(name, parameter, config, seed))
+            parameter.copy_(drawn)
+        if hasattr(parameter, PRECISE):
+            setattr(parameter, PRECISE, drawn.to(getattr(parameter, PRECISE)))
 
 
 def global_name(local_name: str, model: torch.nn.Module, config: TransformerConfig) -> str:

@@ -55,7 +55,7 @@ def build(job: TrialJob, configs: MegatronConfigs) -> Built:
         for model in models:
             initialise_by_name(model, configs.transformer, job.seed)
     inner = [_half_precision(model, configs.transformer) for model in models]
-    with on_side_stream(job.cluster.device):
+    with on_side_stream(job.cluster.device, configs.transformer.cuda_graph_impl == "full_iteration"):
         chunks = [
             DistributedDataParallel(configs.transformer, configs.ddp, chunk, disable_bucketing=index > 0)
             for index, chunk in enumerate(inner)

@@ -28,7 +28,7 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 
 from search_spaces.candidate import MODULE_SEPARATOR, KnobValue
 from train_worker.host import HOST_KNOBS
-from train_worker.megatron.config import LAYOUT, OWNERS, field_names
+from train_worker.megatron.config import LAYOUT, OWNERS, TORCH_WORDS, field_names
 from train_worker.megatron.parts import offload_modules, recompute_modules
 from train_worker.megatron.precision import fp4_recipes, fp8_recipes
 from train_worker.megatron.seen import Run, all_equal, from_layers, word
@@ -58,9 +58,12 @@ def read(name: str, run: Run) -> KnobValue:
 
 
 def plain(value: Any) -> KnobValue:
-    """A Megatron value as a knob value: enums by name, lists joined with "+", a pipeline layout as nested JSON."""
+    """A Megatron value as a knob value: enums by name, types by word, lists joined with "+", layouts as nested JSON."""
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, torch.dtype):
+        word_of_torch = str(value).removeprefix("torch.")
+        return TORCH_WORDS.get(word_of_torch, word_of_torch)
     if isinstance(value, PipelineParallelLayerLayout):
         ranks = value.layout
         stages = [ranks[rank][chunk] for chunk in range(len(ranks[0])) for rank in range(len(ranks))]
@@ -115,6 +118,19 @@ def _sharded_optimizer(run: Run) -> Any:
 def _optimizer_on_host(run: Run) -> Any:
     inner = [part.optimizer for part in _optimizers(run) if part.optimizer is not None]
     return all_equal((isinstance(each, HybridDeviceOptimizer) for each in inner), "optimizers")
+
+
+def _state_type(field: str) -> Callable[[Run], Any]:
+    """The type of a moment as it is stored. An optimizer on the host keeps fp32 whatever its configuration says."""
+    moment = field.removesuffix("_dtype")
+
+    def found(run: Run) -> Any:
+        inner = (part.optimizer for part in _optimizers(run) if part.optimizer is not None)
+        kept = [state[moment] for each in inner for state in each.state.values() if moment in state]
+        words = ("fp8" if is_float8tensor(tensor) else plain(tensor.dtype) for tensor in kept)
+        return all_equal(words, "moments") if kept else plain(getattr(run.built.optimizer.config, field))
+
+    return found
 
 
 def _quantized_parameters(layer: torch.nn.Module, four_bits: bool) -> list[bool]:
@@ -190,6 +206,7 @@ READERS: dict[str, Callable[[Run], Any]] = {
     "gradient_accumulation_fusion": _fusion_of_gradients,
     "use_distributed_optimizer": _sharded_optimizer,
     "optimizer_cpu_offload": _optimizer_on_host,
+    **{name: _state_type(name) for name in ("exp_avg_dtype", "exp_avg_sq_dtype")},
     **{name: _host(name) for name in HOST_KNOBS},
 }  # fmt: skip
 # Read for every trial, whether the candidate names them or not.

@@ -1,11 +1,12 @@
 """One optimizer step: Megatron's pipeline schedule forward and backward, gradient reduction, optimizer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_batch_on_this_cp_rank
 
@@ -14,11 +15,16 @@ from train_worker.megatron.config import MegatronConfigs
 from train_worker.megatron.data import TokenSource, indices_of_rank, micro_batches
 from train_worker.megatron.model import Built
 
+TEXT = "text"  # a micro-batch, as the schedule hands it over: int64 [micro_batch_size, sequence_length + 1]
+
 
 @dataclass
 class Trainer:
     """Runs steps on one rank. `seen` are the sizes of the micro-batches of the last step, as actually run; `planned`:
-    its schedule asked for plans, to interleave two of them."""
+    its schedule asked for plans, to interleave two of them. A step that a CUDA graph replays runs what was captured.
+
+    `schedule` is Megatron's for this layout, unless something is put around it before the first step.
+    """
 
     job: TrialJob
     configs: MegatronConfigs
@@ -27,6 +33,7 @@ class Trainer:
     device: torch.device
     seen: list[int] = field(default_factory=list)
     planned: bool = False
+    schedule: Callable[..., Any] = field(default_factory=get_forward_backward_func)
 
     def batches(self, step: int) -> list[list[torch.Tensor]]:
         """Tokens of step `step` on the device, one equal list for each model chunk (each reads its own copy)."""
@@ -37,12 +44,15 @@ class Trainer:
 
     def step(self, batches: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], float]:
         """Train on one global batch. Returns the micro-batch losses (none but on the last stage) and the grad norm."""
+        before = self.seen, self.planned
         self.seen, self.planned = [], False
         for chunk in self.built.chunks:
             chunk.zero_grad_buffer()
         self.built.optimizer.zero_grad()
-        iterators = [iter(tokens) for tokens in batches]
-        losses = get_forward_backward_func()(
+        self._fill_shared_buffers()
+        # Dictionaries, since that is what a capture of the whole iteration copies (full_cuda_graph.py:122).
+        iterators = [iter([{TEXT: tokens} for tokens in each]) for each in batches]
+        losses = self.schedule(
             forward_step_func=self._forward,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.built.chunks,
@@ -51,17 +61,29 @@ class Trainer:
             micro_batch_size=self.configs.micro_batch_size,
             forward_only=False,
         )
+        if not self.seen:  # no Python ran: a graph of the whole iteration was replayed
+            self.seen, self.planned = before
         _, grad_norm, _ = self.built.optimizer.step()
         return [found["loss"] for found in losses], float("nan") if grad_norm is None else float(grad_norm)
 
+    def _fill_shared_buffers(self) -> None:
+        """MXFP8 weights that are gathered in the buffer of the gradients: zeroing these has emptied it
+        (training/training.py:2377). The hooks that gather are on from the first step here."""
+        ddp = self.configs.ddp
+        if not (ddp.reuse_grad_buf_for_mxfp8_param_ag and ddp.overlap_param_gather):
+            return
+        for part in getattr(self.built.optimizer, "chained_optimizers", [self.built.optimizer]):
+            if isinstance(part, DistributedOptimizer):
+                part._copy_main_params_to_param_buffer()
+
     def _forward(
-        self, iterator: Iterator[torch.Tensor], model: Any, return_schedule_plan: bool = False
+        self, iterator: Iterator[dict[str, torch.Tensor]], model: Any, return_schedule_plan: bool = False
     ) -> tuple[Any, Any]:
         """Megatron's forward_step_func: output of the chunk and the function that makes a loss of the last one's.
 
         With overlap_moe_expert_parallel_comm the schedule asks for a plan instead, to interleave two micro-batches.
         """
-        text = next(iterator)
+        text = next(iterator)[TEXT]
         self.seen.append(text.shape[0])
         self.planned = self.planned or return_schedule_plan
         length = text.shape[1] - 1
@@ -90,10 +112,11 @@ def of_this_context_rank(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 def _mean_loss(per_token: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Sum, tokens, and what is reported: the schedule divides in place, by the tokens of this rank.
 
-    A plain mean would be multiplied by the context-parallel size (schedules.py:340), and the gradient with it.
+    A plain mean would be multiplied by the context-parallel size (schedules.py:340), and the gradient with it. The
+    number of tokens is filled in on the device: a copy from the host cannot be captured.
     """
     total = per_token.float().sum()
-    tokens = torch.tensor(per_token.numel(), dtype=torch.int, device=per_token.device)
+    tokens = torch.full((), per_token.numel(), dtype=torch.int, device=per_token.device)
     return total, tokens, {"loss": total.detach() / per_token.numel()}
 
 

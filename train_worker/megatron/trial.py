@@ -33,7 +33,7 @@ from train_worker.megatron.effective import (
     first_mismatch_of_ranks,
     mismatch,
 )
-from train_worker.megatron.graphs import LayerGraphs, graphed, rng_arguments
+from train_worker.megatron.graphs import Graphs, graphs_of, rng_arguments
 from train_worker.megatron.latches import follow_environment
 from train_worker.megatron.model import Built, build, parameter_count
 from train_worker.megatron.observe import Observer, agreed, with_kernels
@@ -76,7 +76,7 @@ def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Meas
             model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True, **rng_arguments(job.candidate))
             built = build(job, configs)
             trainer = trainer_of(job, configs, built, device)
-            graphs = LayerGraphs(job, configs, built) if graphed(job.candidate) else None
+            graphs = graphs_of(job, configs, built, trainer)
         observer = Observer(job, trainer, graphs)
         steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors), graphs, observer)
         with progress.within("warmup"):
@@ -126,7 +126,7 @@ class _Steps:
 
     def __init__(
         self, trainer: Trainer, host: HostSettings, progress: Progress, clock: StepClock, memory: PeakMemory,
-        graphs: LayerGraphs | None = None, observer: Observer | None = None,
+        graphs: Graphs | None = None, observer: Observer | None = None,
     ) -> None:  # fmt: skip
         self.trainer, self.host, self.progress, self.clock, self.memory = trainer, host, progress, clock, memory
         self.graphs, self.observer = graphs, observer

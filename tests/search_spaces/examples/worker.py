@@ -1,5 +1,7 @@
 """Rule -> (a case that breaks it, one that just satisfies it): the two differ in as little as possible."""
 
+from typing import Any
+
 from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from search_spaces.shapes import ClusterShape
@@ -16,10 +18,15 @@ ONE_TENSOR: dict[str, KnobValue] = {
 TP2: dict[str, KnobValue] = {"tp": 2, "sp": True}
 SHARED_NODE = ClusterShape(device="cuda", workers=8, workers_per_trial=4, workers_per_node=8, gpu_arch="H200 sm_90")
 OWN_NODE = SHARED_NODE.model_copy(update={"workers_per_node": 4})
+ITERATION: Any = {
+    "graphs": "full_iteration", "training": {"warmup_steps": 3}, "dispatcher": "alltoall",
+    "moe_expert_capacity_factor": 1.0,
+}  # fmt: skip
+OFFLOAD: dict[str, KnobValue] = {"optimizer_cpu_offload": True}
 QUERIES = MLA | {"q_lora_rank": 32}
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
-    "RUN-02": (case(H8, graphs="full_iteration"), case(H8, graphs="transformer_engine")),
+    "RUN-02": (case(H8, graphs="local"), case(H8, graphs="transformer_engine")),
     "RUN-04": (case(H2, **TP2, tp_comm_overlap=True), case(H2, **TP2, tp_comm_overlap=False)),
     "RUN-05": (case(H8, moe_expert_rank_capacity_factor=1.5), case(H8, moe_expert_rank_capacity_factor=None)),
     "RUN-06": (
@@ -50,6 +57,15 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
             moe_pad_expert_input_to_capacity=True,
         ),
     ),
+    "RUN-16": (
+        case(H8, **ITERATION, moe_pad_expert_input_to_capacity=False),
+        case(H8, **ITERATION, moe_pad_expert_input_to_capacity=True),
+    ),
+    "RUN-17": (
+        case(H8, **OFFLOAD, use_distributed_optimizer=False),
+        case(H8, **OFFLOAD, use_distributed_optimizer=True),
+    ),
+    "RUN-18": (case(H1, optimizer_cuda_graph=True), case(H1, optimizer_cuda_graph=False)),
 }
 
 ORACLE: dict[str, Oracle] = {"RUN-12": fused_projections}
