@@ -102,7 +102,7 @@ class WallsProposer(Proposer):
         alive, now = self._choices.get(name, ()), values.get(name)
         if told == LARGER:
             numbers = [each for each in alive if isinstance(each, int) and isinstance(now, int) and each > now]
-            return [(name, each) for each in sorted(numbers)]
+            return [(name, each) for each in sorted(numbers, reverse=True)]  # the largest that fits, then smaller
         return [(name, value) for value in alive if not told or str(value) == told]
 
     def _opening(self, name: str, values: Wanted) -> Wanted:

@@ -39,12 +39,13 @@ def first_tries(legal: LegalSpace, wall: Wall | None, count: int) -> list[dict[s
     return changes
 
 
-def test_a_host_bound_default_gets_cuda_graphs_with_the_guides_modules_first(h200: LegalSpace) -> None:
-    first, *later = first_tries(h200, "host", 8)
-    assert first["cuda_graph_impl"] == "transformer_engine"
-    assert first["cuda_graph_modules"] == "attn+moe_router+moe_preprocess"
-    assert {"micro_batch_size": 2} in later
-    assert not any(change.get("micro_batch_size", 2) < 2 for change in later)
+def test_a_host_bound_default_gets_fewer_launches_then_graphs_then_more_work_for_each(h200: LegalSpace) -> None:
+    grouped, captured, *later = first_tries(h200, "host", 10)
+    assert grouped["moe_grouped_gemm"] is True
+    assert captured["cuda_graph_impl"] == "transformer_engine"
+    assert captured["cuda_graph_modules"] == "attn+moe_router+moe_preprocess"
+    sizes = [change["micro_batch_size"] for change in later if "micro_batch_size" in change]
+    assert sizes[:3] == [8, 4, 2]
 
 
 def test_a_compute_bound_default_gets_the_grouped_gemm_then_fp8(h200: LegalSpace) -> None:
@@ -97,7 +98,7 @@ def test_it_goes_on_from_the_best_not_from_the_last() -> None:
     proposer.tell(0, "measured", cost(SPACE.default()), "host")
     larger = proposer.propose(1)
     assert larger is not None
-    assert larger.knobs["micro_batch_size"] == 4  # 2 is refused
+    assert larger.knobs["micro_batch_size"] == 8  # the largest first
     proposer.tell(1, "measured", cost(larger), "communication")
     overlapped = proposer.propose(2)
     assert overlapped is not None
