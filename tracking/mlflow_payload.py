@@ -122,7 +122,10 @@ def of_record(record: TrialRecord) -> Payload:
         params = {f"eff.{_key(name)}": _text(value) for name, value in outcome.effective.items()}
         tags["fingerprint"] = outcome.fingerprint.digest
         texts["fingerprint.json"] = outcome.fingerprint.model_dump_json(indent=1)
-        numbers |= _summary(outcome) | _throughput(outcome) | _timing(outcome)
+        numbers |= _summary(outcome) | _throughput(outcome) | _timing(outcome) | _profile(outcome)
+        if outcome.profile is not None:
+            tags["wall"] = outcome.profile.wall
+            texts["profile.json"] = outcome.profile.model_dump_json(indent=1)
         if outcome.work is not None:
             tags["routing"] = outcome.work.routing
         series = _series(outcome, milliseconds(record.started_at))
@@ -186,6 +189,16 @@ def _timing(outcome: Measured) -> dict[str, float]:
     found |= {"timing.drift_per_step": timing.drift_per_step, "timing.mad_s": timing.mad_s}
     error = timing.relative_standard_error
     return found if error is None else found | {"timing.relative_standard_error": error}
+
+
+def _profile(outcome: Measured) -> dict[str, float]:
+    """Where the profiled step's time went; of a CPU under the same names."""
+    profile = outcome.profile
+    if profile is None:
+        return {}
+    parts = ("gpu_busy_s", "exposed_communication_s", "hidden_communication_s", "exposed_host_s", "exposed_copy_s")
+    found = {name: getattr(profile, name) for name in parts}
+    return found | {f"kernels.{name}_s": seconds for name, seconds in profile.categories_s.items()}
 
 
 def _series(outcome: Measured, start_ms: int) -> tuple[Point, ...]:

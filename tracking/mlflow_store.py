@@ -16,6 +16,7 @@ from search_spaces.candidate import Candidate
 from search_spaces.errors import MoetuneError, ResourceMissing
 from tracking import mlflow_payload as words
 from tracking.record import Compared, Event, Proposed, Screened, SweepStarted, TrialRecord
+from tracking.traces import FOLDER, trace_path
 from tracking.uri import is_server, masked, sqlite_path, without_secrets
 from train_worker.outcome import Measured
 
@@ -50,14 +51,22 @@ class MlflowStore:
     there already costs one search in all.
     """
 
-    def __init__(self, uri: str, artifact_root: Path | None = None, *, experiment: str = words.EXPERIMENT) -> None:
+    def __init__(
+        self,
+        uri: str,
+        artifact_root: Path | None = None,
+        *,
+        experiment: str = words.EXPERIMENT,
+        run_folder: Path | None = None,
+    ) -> None:
         """`artifact_root` is for a database URI only (default: beside the SQLite file); a server has its own.
 
-        `experiment` is made where it is not there; sweeps may share one.
+        `experiment` is made where it is not there; sweeps may share one. `run_folder` has the traces, if any.
         """
         self.uri = uri
         self._experiment_name = experiment
         self._artifact_root = artifact_root
+        self._run_folder = run_folder
         self._client: MlflowClient | None = None
         self._head: SweepStarted | None = None
         self._experiment = ""
@@ -279,6 +288,8 @@ class MlflowStore:
         # The request again: a process killed between creating a run and describing it leaves an empty one.
         self._write(run_id, words.of_proposed(record, self._default))
         self._write(run_id, words.of_record(record))
+        if self._run_folder is not None and (trace := trace_path(self._run_folder, record.trial_id)).exists():
+            self.client.log_artifact(run_id, str(trace), FOLDER)
         status = "FINISHED" if isinstance(record.outcome, Measured) else "FAILED"
         self.client.set_terminated(run_id, status, words.milliseconds(record.ended_at))
         self._mark_complete(run_id)

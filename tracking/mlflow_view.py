@@ -41,10 +41,13 @@ class MlflowView:
         retry_s: tuple[float, ...] = RETRY_S,
         *,
         experiment: str = EXPERIMENT,
+        run_folder: Path | None = None,
     ) -> None:
         """`retry_s`: waits between tries of one event in seconds; the last one repeats."""
         self.uri = uri
-        self._make: Callable[[], MlflowStore] = lambda: MlflowStore(uri, artifact_root, experiment=experiment)
+        self._make: Callable[[], MlflowStore] = lambda: MlflowStore(
+            uri, artifact_root, experiment=experiment, run_folder=run_folder
+        )
         self._retry_s = retry_s
         self._queue: deque[Event] = deque()
         self._changed = threading.Condition()
@@ -157,13 +160,14 @@ def sync(
     ended: bool = True,
     *,
     experiment: str = EXPERIMENT,
+    run_folder: Path | None = None,
 ) -> SyncResult:
     """Write to MLflow what it lacks; a second call writes nothing. Never raises for a server that fails.
 
     `ended` False: a driver is still at work, so its runs are not closed.
     """
     pending = list(events)
-    store = MlflowStore(uri, artifact_root, experiment=experiment)
+    store = MlflowStore(uri, artifact_root, experiment=experiment, run_folder=run_folder)
     written = failed = 0
     why = ""
     for done, event in enumerate(pending):

@@ -20,6 +20,7 @@ import ray.util
 
 from train_worker.gang import place_of
 from train_worker.job import Order, RankPlace, TrialJob
+from train_worker.keep import Keeper
 from train_worker.outcome import Crashed
 from train_worker.progress import Progress
 from train_worker.rank import apply_environment, guarded, limit_memory
@@ -109,7 +110,7 @@ def run_one(config: dict[str, Any]) -> str:
     apply_environment(job, place)
     limit = job.cluster.memory_bytes if job.cluster.device == "cpu" else None
     # Ray Train opened the process group already; the memory limit is what is left to do at that point.
-    report = guarded(job, place, Progress(), lambda: limit_memory(limit) if limit else None)
+    report = guarded(job, place, Progress(), lambda: limit_memory(limit) if limit else None, Keeper())
     report = report.model_copy(update={"wall_s": time.monotonic() - start})
     if not report.ok:
         raise TrialFailed(report.model_dump_json())

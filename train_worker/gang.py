@@ -40,6 +40,11 @@ class GangState:
         """One rank failed and the rest had their grace: they sit in a collective that never ends."""
         return self.failed_at is not None and now - self.failed_at > PEER_GRACE_S
 
+    @property
+    def trace(self) -> str:
+        """Of rank 0's profiled step; empty where it was not kept."""
+        return self.reports[0].trace if 0 in self.reports else ""
+
     def outcome(self) -> Outcome:
         return combine(list(self.reports.values()), self.job.time_limit_s)
 

@@ -22,6 +22,8 @@ class TrialJob(Noun):
     environment_knobs: tuple[str, ...] = Field(
         (), description="variables that the sweep's space searches over: a rank has them only as its candidate says"
     )
+    profile: bool = Field(True, description="run one more step under the profiler, after the measured ones")
+    keep_trace: bool = Field(False, description="bring the profiled step back as a trace that Chrome opens")
     time_limit_s: PositiveFloat = Field(description="from fork to report, all phases; then the rank is killed: Hung")
 
     @property
@@ -57,4 +59,4 @@ class Order(Noun):
     job: TrialJob | None = None
 
 
-Phase = Literal["fork", "import", "process_group", "build", "warmup", "measure", "report"]
+Phase = Literal["fork", "import", "process_group", "build", "warmup", "measure", "report", "profile"]

@@ -139,6 +139,7 @@ class PeakMemory:
             yield
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
+            torch.cuda.reset_accumulated_memory_stats(self.device)  # the allocator's retries of warm-up do not count
             return
         with LiveBytes(self.held()) as live:
             yield

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from search_spaces.candidate import KnobValue
 from search_spaces.shapes import Noun, Routing, StackVersions
+from train_worker.profile import StepProfile
 from train_worker.timing import StepTiming
 
 
@@ -77,10 +78,11 @@ class PhaseTimes(Noun):
     warmup_s: float = 0.0
     measure_s: float = 0.0
     report_s: float = 0.0
+    profile_s: float = 0.0
 
     @property
     def fixed_s(self) -> float:
-        return self.launch_s + self.import_s + self.process_group_s + self.build_s + self.report_s
+        return self.launch_s + self.import_s + self.process_group_s + self.build_s + self.report_s + self.profile_s
 
 
 class MemoryPeaks(Noun):
@@ -91,6 +93,15 @@ class MemoryPeaks(Noun):
     reserved_bytes: int
     device_used_bytes: int
     static_bytes: int = Field(description="allocated between steps: weights, gradients, optimizer state")
+
+
+class Evidence(Noun):
+    """One knob that was asked for, and what the run showed of it (`train_worker.evidence`)."""
+
+    knob: str
+    requested: KnobValue
+    seen: str = Field(description="with the numbers")
+    active: bool | None = Field(description="None: cannot be told here; `seen` says why")
 
 
 class Measured(Noun):
@@ -105,6 +116,9 @@ class Measured(Noun):
     effective: dict[str, KnobValue] = Field(description="read back from the objects that were built")
     fingerprint: Fingerprint
     phases: PhaseTimes
+    evidence: tuple[Evidence, ...] = Field((), description="of what ran, by the whole gang; none in old records")
+    profile: StepProfile | None = Field(None, description="of one step of rank 0, run after the measured ones")
+    profile_error: str | None = Field(None, description="why there is no profile although one was asked for")
     timing: StepTiming | None = Field(None, description="of the measured steps' step_time_s; None in older records")
     work: Work | None = Field(None, description="None in older records")
 
@@ -129,6 +143,7 @@ class Rejected(Noun):
     kind: Literal["rejected"] = "rejected"
     rule: str
     reason: str
+    evidence: tuple[Evidence, ...] = Field((), description='what the run showed, where the rule is "not-active"')
 
 
 class Hung(Noun):

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from train_worker.failures import classify, is_collateral
 from train_worker.job import RankPlace, TrialJob
-from train_worker.outcome import Measured
+from train_worker.keep import Keeper
+from train_worker.outcome import Measured, Outcome
 from train_worker.progress import Progress
 from train_worker.rank_report import RankReport
 
@@ -39,21 +40,23 @@ def write_report(report: RankReport, folder: Path) -> None:
 def run_rank(job: TrialJob, place: RankPlace, folder: Path) -> None:
     """Run one rank in a fresh process and write its report to `folder`."""
     progress = Progress(progress_path(folder, place.rank))
-    report = guarded(job, place, progress, lambda: _open_process_group(job, place, folder))
+    keeper = Keeper(lambda outcome: write_report(_report(outcome, place, progress), folder))
+    report = guarded(job, place, progress, lambda: _open_process_group(job, place, folder), keeper)
+    keeper.close()
     write_report(report, folder)
 
 
-def guarded(job: TrialJob, place: RankPlace, progress: Progress, open_group: Callable[[], None]) -> RankReport:
+def guarded(
+    job: TrialJob, place: RankPlace, progress: Progress, open_group: Callable[[], None], keeper: Keeper
+) -> RankReport:
     """Train, and turn whatever happens into a report."""
     try:
         with progress.within("import"):
             from train_worker.megatron.trial import run
         with progress.within("process_group"):
             open_group()
-        outcome = run(job, progress)
-        if isinstance(outcome, Measured):
-            outcome = _with_phases(outcome, progress)
-        return RankReport(rank=place.rank, outcome=outcome, phase=progress.phase, step=progress.step)
+        outcome = run(job, progress, keeper)
+        return _report(outcome, place, progress, keeper.trace)
     except BaseException as error:  # noqa: BLE001 - a rank must always report; the process ends right after
         print(f"rank {place.rank} failed in {progress.phase}: {error!r}", file=sys.stderr)
         return RankReport(
@@ -64,6 +67,12 @@ def guarded(job: TrialJob, place: RankPlace, progress: Progress, open_group: Cal
             phase=progress.phase,
             step=progress.step,
         )
+
+
+def _report(outcome: Outcome, place: RankPlace, progress: Progress, trace: str = "") -> RankReport:
+    if isinstance(outcome, Measured):
+        outcome = _with_phases(outcome, progress)
+    return RankReport(rank=place.rank, outcome=outcome, phase=progress.phase, step=progress.step, trace=trace)
 
 
 def _with_phases(outcome: Measured, progress: Progress) -> Measured:

@@ -6,6 +6,8 @@ collective broke). `combine` finds the root cause over all ranks, never just ran
 
 from typing import Literal
 
+from pydantic import Field
+
 from search_spaces.shapes import Noun
 from train_worker.failures import out_of_memory_in
 from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
@@ -29,6 +31,7 @@ class RankReport(Noun):
     note: str = ""  # the launcher's word on why it killed the rank
     stacks: str = ""
     log_tail: str = ""
+    trace: str = ""  # of the profiled step, where the job keeps it (train_worker.keep), on rank 0
     wall_s: float = 0.0  # from the fork request to the exit, seen by the launcher
 
     @property
@@ -55,6 +58,7 @@ class SlotResult(Noun):
     outcome: Outcome | InterruptedGang | NoSlot
     attempts: int
     wall_s: float
+    trace: str = Field("", description="of rank 0, gzipped and in base64 (train_worker.keep)")
 
 
 def explain(report: RankReport, time_limit_s: float) -> Outcome:

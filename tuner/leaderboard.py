@@ -15,9 +15,11 @@ from search_spaces.candidate import Candidate
 from search_spaces.shapes import Noun, Routing
 from tracking.reason import failure_line, failure_text
 from tracking.record import Compared, Event, Purpose, RuleCount, Screened, SweepStarted, TrialRecord
-from train_worker.outcome import Crashed, Measured, PhaseTimes, StepSample
+from train_worker.outcome import Crashed, Evidence, Measured, PhaseTimes, StepSample
 from tuner.compare import median_interval, noise_floor
 from tuner.objective import Guard, Objective, judge, score
+from tuner.proof import proof
+from tuner.walls import Role, StandsAt, gpu_busy, stands_at
 
 
 class Row(Noun):
@@ -35,6 +37,7 @@ class Row(Noun):
     tflops_per_rank: float | None = Field(None, description="model TFLOP/s, at the median step")
     routing: Routing | None = None
     remarks: tuple[str, ...] = Field((), description="what its step times look like, where that is odd")
+    gpu_busy_s: float | None = Field(None, description="in which the GPU works, of a step; None where not profiled")
     peak_memory_bytes: int
     speed: float | None = Field(description="1.25: a quarter more steps per second than the default")
     tied: bool = Field(description="cannot be told from the leader: intervals overlap, or inside the noise floor")
@@ -90,6 +93,8 @@ class Leaderboard(Noun):
     rejected: tuple[RuleCount, ...]
     noise_floor: float | None = Field(description="share by which two trials of one candidate differ (A/A, 95%)")
     costs: Costs
+    walls: tuple[StandsAt, ...] = Field((), description="of the default and of the winner, where they were profiled")
+    evidence: tuple[Evidence, ...] = Field((), description="of what the winner ran; none in old records")
     unit: Literal["GPU", "rank"] = Field("rank", description="what a rank is, where numbers are told of one")
     fingerprints: tuple[str, ...] = Field(description="digests of the stacks seen; more than one is a mixed sweep")
 
@@ -117,6 +122,8 @@ def leaderboard(events: Iterable[Event], objective: Objective | None = None) -> 
         rejected=tuple(sorted(screened.rejected, key=lambda rule: -rule.count)) if screened else (),
         noise_floor=_floor(records),
         costs=_costs(records),
+        walls=_walls(records, default, winner_id),
+        evidence=proof(records, winner_id),
         unit="GPU" if any(found.fingerprint.device == "cuda" for r in records if (found := _measured(r))) else "rank",
         fingerprints=tuple(sorted({found.fingerprint.digest for record in records if (found := _measured(record))})),
     )
@@ -169,6 +176,7 @@ def _row(rank: int, trials: list[tuple[TrialRecord, Measured]], default: Candida
         tflops_per_rank=work.tflops_per_rank(median(times)) if work else None,
         routing=work.routing if work else None,
         remarks=tuple(remark for _, outcome in trials if outcome.timing for remark in outcome.timing.remarks),
+        gpu_busy_s=gpu_busy([outcome for _, outcome in trials]),
         peak_memory_bytes=max(outcome.peak_memory_bytes for _, outcome in trials),
         speed=median(base) / median(times) if base else None,
         tied=False,
@@ -222,6 +230,20 @@ def _decide(
     verdict = Verdict(kind=latest.verdict, words=_words(latest, name), compared=latest)
     proven = latest.finalist_id if latest.verdict == "faster" else latest.default_id
     return verdict, _if_measured(proven, by_id)
+
+
+def _walls(records: Sequence[TrialRecord], default: Candidate | None, winner_id: str | None) -> tuple[StandsAt, ...]:
+    """Of the default, and of the winner where it is another."""
+    asked: list[tuple[Role, str]] = [("default", default.id)] if default else []
+    if winner_id is not None and (default is None or winner_id != default.id):
+        asked.append(("winner", winner_id))
+    found = []
+    for role, candidate_id in asked:
+        mine = [record for record in records if record.candidate.id == candidate_id]
+        outcomes = [outcome for record in mine if (outcome := _measured(record))]
+        label = label_of(mine[0].candidate, default) if mine else candidate_id
+        found.append(stands_at(role, candidate_id, label, outcomes))
+    return tuple(each for each in found if each is not None)
 
 
 def _if_measured(candidate_id: str, rows: dict[str, Row]) -> str | None:

@@ -9,6 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.leaderboard import Costs, Failure, Leaderboard, Row
+from tuner.proof import proof_table
+from tuner.walls import wall_line
 
 MOST_ROWS = 20
 MOST_FAILURES = 15
@@ -22,6 +24,7 @@ PHASES = {
     "warmup_s": "warm-up",
     "measure_s": "measured steps",
     "report_s": "report",
+    "profile_s": "profiled step",
 }
 
 
@@ -33,8 +36,10 @@ def render(board: Leaderboard, console: Console) -> None:
     if board.rows:
         console.print(_ranking(board, console.width))
         console.print(Text(legend(board), style="dim"))
-        for line in remark_lines(board):
+        for line in [*remark_lines(board), *map(wall_line, board.walls)]:
             console.print(Text(line))
+    if board.evidence:
+        console.print(proof_table(board.evidence))
     if board.failures:
         console.print(_failures(board))
     if board.rejected:

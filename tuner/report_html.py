@@ -16,7 +16,9 @@ from tracking.record import Event, SweepStarted, TrialRecord
 from tuner import report_plots as plots
 from tuner.leaderboard import Leaderboard, leaderboard
 from tuner.objective import Objective
+from tuner.proof import COLUMNS, TITLE, proof_rows
 from tuner.report import cost_lines, heading, legend, milliseconds, per_rank, place, remark_lines
+from tuner.walls import wall_line
 
 PAGE_NAME = "index.html"
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -83,12 +85,21 @@ def _measured_parts(board: Leaderboard, records: Sequence[TrialRecord]) -> list[
         "<h2>Ranking</h2>",
         _ranking(board),
         f'<p class="soft">{_safe(legend(board))}</p>',
+        *(f"<p>{_safe(wall_line(each))}</p>" for each in board.walls),
         *(f"<p>{_safe(line)}</p>" for line in remark_lines(board)),
+        *_proof_parts(board),
         _figure("Step time", "steps", plots.step_times(board)),
         _figure("Memory against time", "memory", plots.memory_against_time(board)),
         _figure("Loss against the baseline", "losses", plots.losses(board, records)),
         _figure("Where the time of a trial goes", "phases", plots.phases(records)),
     ]
+
+
+def _proof_parts(board: Leaderboard) -> list[str]:
+    if not board.evidence:
+        return []
+    rows = [_row(*map(_cell, cells)) for cells in proof_rows(board.evidence)]
+    return [f"<h2>{TITLE}</h2>", _table((), COLUMNS, (), rows)]
 
 
 def _failure_parts(board: Leaderboard) -> list[str]:

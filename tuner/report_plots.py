@@ -16,7 +16,7 @@ from tuner.leaderboard import Leaderboard, Row
 from tuner.report import PHASES, shortened
 
 WINNER, DEFAULT, TIED, OTHER, BAD = "#009E73", "#0072B2", "#E69F00", "#767676", "#D55E00"
-PHASE_COLOURS = ("#56B4E9", "#0072B2", "#CC79A7", "#E69F00", "#BBBBBB", "#009E73", "#D55E00")
+PHASE_COLOURS = ("#56B4E9", "#0072B2", "#CC79A7", "#E69F00", "#BBBBBB", "#009E73", "#D55E00", "#F0E442")
 MOST_BARS = 30
 MOST_CURVES = 12
 MIB = 2**20

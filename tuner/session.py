@@ -16,7 +16,9 @@ from search_spaces.errors import MoetuneError, ResourceMissing
 from search_spaces.shapes import TrainingShape
 from tracking.journal import Journal, JournalState
 from tracking.record import Event, Proposed, Purpose, TrialRecord
+from tracking.traces import store_trace
 from train_worker.job import TrialJob
+from train_worker.keep import unpacked
 from train_worker.outcome import Crashed, Measured, Outcome
 from train_worker.rank_report import InterruptedGang, NoSlot, SlotResult
 from tuner.objective import judge, score
@@ -141,6 +143,8 @@ class SweepSession:
             ended_at=now(),
         )
         self.records.append(record)
+        if result.trace:  # before the record: MLflow takes it when it hears of that
+            store_trace(self._journal.path.parent, proposed.trial_id, unpacked(result.trace))
         self.emit(record)
         return record
 

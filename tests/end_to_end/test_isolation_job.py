@@ -26,7 +26,7 @@ def _no_group_is_left() -> Iterator[None]:
 
 @pytest.mark.timeout(300)
 def test_a_job_measures() -> None:
-    outcome = trials.run_job(job("measured"))
+    outcome, _ = trials.run_job(job("measured"))
     assert isinstance(outcome, Measured)
     assert len(outcome.steps) == 2
     assert outcome.phases.fixed_s > 0
@@ -34,11 +34,11 @@ def test_a_job_measures() -> None:
 
 @pytest.mark.timeout(300)
 def test_a_job_that_diverges_says_so_although_both_ranks_raise() -> None:
-    assert isinstance(trials.run_job(job("diverged", learning_rate=1e18, steps=8)), Diverged)
+    assert isinstance(trials.run_job(job("diverged", learning_rate=1e18, steps=8))[0], Diverged)
 
 
 @pytest.mark.timeout(300)
 def test_a_job_past_its_deadline_is_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "START_ALLOWANCE_S", 5.0)
-    outcome = trials.run_job(job("hung", steps=1_000_000, limit_s=5))
+    outcome, _ = trials.run_job(job("hung", steps=1_000_000, limit_s=5))
     assert isinstance(outcome, Hung)

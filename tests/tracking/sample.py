@@ -1,10 +1,12 @@
 """A small sweep as events, made by hand: what the tests of stores and reports feed in."""
 
 import math
+from typing import Literal
 
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.shapes import StackVersions
 from tracking.record import Compared, Event, Proposed, Purpose, RuleCount, Screened, SweepStarted, TrialRecord
+from train_worker.kernels import GpuEvent, StepTrace
 from train_worker.outcome import (
     Crashed,
     Diverged,
@@ -16,6 +18,7 @@ from train_worker.outcome import (
     PhaseTimes,
     StepSample,
 )
+from train_worker.profile import profile_of
 
 FINGERPRINT = Fingerprint(
     stack=StackVersions(megatron_core="0.19.2", torch="2.11.0"), python="3.12.1", device="cpu", device_name="test"
@@ -65,6 +68,18 @@ def measured(step_time_s: float, loss: float = 4.0, memory: int = 10_000_000, st
         fingerprint=FINGERPRINT,
         phases=PhaseTimes(launch_s=0.2, import_s=0.01, process_group_s=0.3, build_s=0.4, warmup_s=0.5, measure_s=1.0),
     )
+
+
+def profiled(step_time_s: float, busy: float = 0.6, device: Literal["cpu", "cuda"] = "cuda") -> Measured:
+    """A trial on a GPU that computes for the share `busy` of its steps."""
+    events = (
+        GpuEvent("nvjet_sm90_tst_128x256", 0.0, busy * step_time_s * 0.75e6, 7),
+        GpuEvent("vectorized_elementwise_kernel", busy * step_time_s * 0.75e6, busy * step_time_s * 0.25e6, 7),
+    )
+    trace = StepTrace(events, step_time_s * 1.5e6, {"cudaLaunchKernel": 2})
+    fingerprint = FINGERPRINT.model_copy(update={"device": device})
+    profile = profile_of(trace, step_time_s, device)
+    return measured(step_time_s).model_copy(update={"profile": profile, "fingerprint": fingerprint})
 
 
 def proposed(number: int, what: Candidate, purpose: Purpose = "search") -> Proposed:

@@ -12,14 +12,16 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from mlflow import MlflowClient
 
 from search_spaces.errors import MoetuneError
 from tests.tracking.runs import prepare, read_runs
-from tests.tracking.sample import candidate, finished, head, measured, proposed, screened, sweep
+from tests.tracking.sample import candidate, finished, head, measured, profiled, proposed, screened, sweep
 from tracking import mlflow_payload as words
 from tracking.mlflow_store import MlflowFailed, MlflowStore
 from tracking.mlflow_view import MlflowView, missing, sync
 from tracking.record import Event
+from tracking.traces import store_trace
 from train_worker.outcome import Work
 from train_worker.timing import step_timing
 from tuner.sweep_spec import Tracking
@@ -60,6 +62,33 @@ def test_a_sweep_is_one_parent_and_a_child_a_trial(uri: str) -> None:
     assert child.history["peak_memory_bytes"] == [(0, 10_000_000)]
     assert child.history["fixed_cost_s"][0][1] == pytest.approx(0.91)
     assert child.history["phase.build_s"] == [(0, 0.4)]
+
+
+def test_a_profiled_step_and_the_trace_of_a_finalist_are_there(uri: str, tmp_path: Path) -> None:
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    store_trace(run_folder, "t0001", b"packed")
+    events: list[Event] = [
+        head(),
+        finished(0, candidate(), profiled(0.2), "baseline"),
+        finished(1, FAST, profiled(0.1), "verify"),
+    ]
+    assert sync(events, uri, run_folder=run_folder).failed == 0
+    client = MlflowClient(tracking_uri=uri)
+    runs = {run.info.run_name: run for run in client.search_runs([_experiment(client)])}
+    default, fast = runs[f"laptop/001/0000-{candidate().id}"], runs[f"laptop/001/0001-{FAST.id}"]
+    assert fast.data.metrics["gpu_busy_s"] == pytest.approx(0.06)
+    assert fast.data.metrics["exposed_host_s"] == pytest.approx(0.04)
+    assert fast.data.metrics["kernels.gemm_s"] == pytest.approx(0.045)
+    assert fast.data.tags["wall"] == "host"
+    assert [file.path for file in client.list_artifacts(fast.info.run_id, "traces")] == ["traces/t0001.json.gz"]
+    assert client.list_artifacts(default.info.run_id, "traces") == []
+    assert "profile.json" in {file.path for file in client.list_artifacts(default.info.run_id)}
+
+
+def _experiment(client: MlflowClient) -> str:
+    (experiment,) = (each for each in client.search_experiments() if each.name == words.EXPERIMENT)
+    return str(experiment.experiment_id)
 
 
 def test_a_failed_trial_says_why(uri: str) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.train_worker.silent_traps import trapped
 from train_worker.job import TrialJob
 
 REPOSITORY = Path(__file__).parents[2]
@@ -26,10 +27,11 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 @dataclass(frozen=True)
 class Case:
-    """One trial, and the rows of the CPU shim to leave out."""
+    """One trial, the rows of the CPU shim to leave out, and the feature that silently does not run (`silent_traps`)."""
 
     job: TrialJob
     without: tuple[str, ...] = ()
+    trap: str = ""
 
     @property
     def gang(self) -> str:
@@ -38,7 +40,10 @@ class Case:
 
 def run_gang(cases: dict[str, Case], folder: Path) -> dict[str, list[dict[str, Any]]]:
     """For each name what every rank answered: an outcome, or {"error": text} where the trial raised."""
-    told = {name: {"job": case.job.model_dump(mode="json"), "without": case.without} for name, case in cases.items()}
+    told = {
+        name: {"job": case.job.model_dump(mode="json"), "without": case.without, "trap": case.trap}
+        for name, case in cases.items()
+    }
     (folder / "cases.json").write_text(json.dumps(told))
     env = os.environ | ONE_THREAD | {"PYTHONPATH": str(REPOSITORY)}
     _run_to_the_end([sys.executable, __file__, str(folder)], env, folder / "stderr")
@@ -68,7 +73,10 @@ def main(folder: Path) -> int:
 
     preload("cpu")  # raises where this process cannot be forked safely
     told = json.loads((folder / "cases.json").read_text())
-    cases = {name: Case(TrialJob.model_validate(case["job"]), tuple(case["without"])) for name, case in told.items()}
+    cases = {
+        name: Case(TrialJob.model_validate(case["job"]), tuple(case["without"]), case["trap"])
+        for name, case in told.items()
+    }
     gangs: dict[str, dict[str, Case]] = {}
     for name, case in cases.items():
         gangs.setdefault(case.gang, {})[name] = case
@@ -106,7 +114,8 @@ def rank_main(gang: str, cases: dict[str, Case], folder: Path, rank: int) -> int
     answers = {}
     for name, case in cases.items():
         try:
-            answers[name] = trial.run(case.job, Progress()).model_dump(mode="json")
+            with trapped(case.trap):
+                answers[name] = trial.run(case.job, Progress()).model_dump(mode="json")
         except Exception as error:  # noqa: BLE001  whatever a trial raises is what the test looks at
             traceback.print_exc()
             answers[name] = {"error": f"{type(error).__name__}: {error}"}

@@ -15,7 +15,7 @@ from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.shapes import ClusterShape, ModelShape, TrainingShape
 from train_worker.gang import LocalGang, place_of
 from train_worker.host_memory import host_memory
-from train_worker.job import TrialJob
+from train_worker.job import Phase, TrialJob
 from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
 from train_worker.parent import end_group
 from train_worker.progress import read_progress
@@ -80,15 +80,17 @@ def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGang]:
     assert list(folder.glob("*/*/rank-*")) == []
 
 
-def run_and_disturb(gang: LocalGang, trial: TrialJob, disturb: Callable[[LocalGang], None]) -> Outcome:
-    """Run `trial`, and call `disturb` once rank 1 is in its measured steps."""
+def run_and_disturb(
+    gang: LocalGang, trial: TrialJob, disturb: Callable[[LocalGang], None], phase: Phase = "measure"
+) -> Outcome:
+    """Run `trial`, and call `disturb` once rank 1 is in `phase`."""
     outcomes: list[Outcome] = []
     runner = threading.Thread(target=lambda: outcomes.append(gang.run(trial)))
     runner.start()
     progress = progress_path(gang.hosts[1].folder / trial.trial_id, 1)
     deadline = time.monotonic() + 60
-    while read_progress(progress)[0] != "measure" and runner.is_alive():
-        assert time.monotonic() < deadline, "the rank never reached its measured steps"
+    while read_progress(progress)[0] != phase and runner.is_alive():
+        assert time.monotonic() < deadline, f"the rank never reached {phase}"
         time.sleep(0.005)
     disturb(gang)
     runner.join(90)
@@ -112,6 +114,22 @@ def test_a_trial_is_measured_and_its_cost_is_complete(gang: LocalGang) -> None:
     phases = outcome.phases
     assert min(phases.launch_s, phases.process_group_s, phases.build_s, phases.warmup_s, phases.measure_s) > 0
     assert phases.measure_s >= sum(step.step_time_s for step in outcome.steps) * 0.9
+    assert outcome.profile_error is None
+    assert outcome.profile is not None
+    assert 0 < phases.profile_s < phases.fixed_s
+
+
+def test_a_rank_that_dies_in_the_profiled_step_costs_no_measurement(gang: LocalGang) -> None:
+    """Thirty-two micro-batches a rank: the step is long enough to be hit."""
+
+    def kill(running: LocalGang) -> None:
+        os.kill(running.hosts[1].rank_pid or 0, signal.SIGKILL)
+
+    outcome = run_and_disturb(gang, job("profiled", steps=1, sequences=64), kill, "profile")
+    assert isinstance(outcome, Measured)
+    assert outcome.profile is None
+    assert "Connection closed by peer" in (outcome.profile_error or "")
+    assert isinstance(gang.run(job("after-profile")), Measured)
 
 
 def test_a_killed_rank_is_a_crash_and_the_gang_goes_on(gang: LocalGang) -> None:

@@ -57,6 +57,10 @@ async def measured(_board: SlotBoard, _order: Order, rank: int) -> RankReport:
     return RankReport(rank=rank, outcome=MEASURED)
 
 
+async def traced(_board: SlotBoard, _order: Order, rank: int) -> RankReport:
+    return RankReport(rank=rank, outcome=MEASURED, trace="" if rank else "packed")
+
+
 async def until_killed(board: SlotBoard, order: Order, rank: int) -> RankReport:
     return RankReport(rank=rank, killed=await board.kill_order(order.attempt_id))
 
@@ -97,6 +101,16 @@ def test_trials_queue_for_the_one_slot_and_all_come_back() -> None:
         ranks = [asyncio.create_task(serve(board, measured, rank)) for rank in (0, 1)]
         found = await asyncio.gather(*[board.run(job(f"t{number}")) for number in range(5)])
         assert [result(text) for text in found] == [(MEASURED, 1)] * 5
+        await board.stop()
+        await asyncio.gather(*ranks)
+
+    play(scene)
+
+
+def test_the_trace_of_rank_0_comes_back_with_the_outcome() -> None:
+    async def scene(board: SlotBoard) -> None:
+        ranks = [asyncio.create_task(serve(board, traced, rank)) for rank in (0, 1)]
+        assert SlotResult.model_validate_json(await board.run(job())).trace == "packed"
         await board.stop()
         await asyncio.gather(*ranks)
 

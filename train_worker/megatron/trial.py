@@ -22,8 +22,10 @@ from search_spaces.screen import verdict
 from search_spaces.shapes import TrainingShape
 from train_worker.cpu import megatron_on_cpu
 from train_worker.environment import fingerprint, require_transformer_engine
+from train_worker.evidence import evidence_of, missing
 from train_worker.host import HostSettings
 from train_worker.job import TrialJob
+from train_worker.keep import Keeper
 from train_worker.megatron.config import configs_of, refuse_unknown, virtual_stages
 from train_worker.megatron.effective import (
     config_mismatch,
@@ -34,6 +36,8 @@ from train_worker.megatron.effective import (
 from train_worker.megatron.graphs import LayerGraphs, graphed, rng_arguments
 from train_worker.megatron.latches import follow_environment
 from train_worker.megatron.model import Built, build, parameter_count
+from train_worker.megatron.observe import Observer, agreed, with_kernels
+from train_worker.megatron.profiler import with_profile
 from train_worker.megatron.seen import Run
 from train_worker.megatron.step import Trainer, exchange, trainer_of
 from train_worker.meter import PeakMemory, StepClock
@@ -42,14 +46,14 @@ from train_worker.progress import Progress
 from train_worker.timing import enough, step_timing
 
 
-def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
+def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Measured | Diverged | Rejected:
     """Run the trial. Collective: every rank calls it with the same job and gets an answer of the same kind.
 
     What Megatron's config objects refuse is Rejected with rule "megatron-config", what they silently change with rule
     "effective-differs", what this worker does not do yet with its own rules (`search_spaces.rules.worker`). Raises
     ValueError for a knob that does not exist or a batch that does not divide, ImportError on cuda without Transformer
     Engine, and whatever Megatron or torch raises later. `Measured.phases` holds those of this rank; the caller adds its
-    own.
+    own. `keeper` is given the measurement before the profiled step, and that step.
     """
     with progress.within("build"):
         refuse_unknown(job.candidate)
@@ -73,7 +77,8 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
             built = build(job, configs)
             trainer = trainer_of(job, configs, built, device)
             graphs = LayerGraphs(job, configs, built) if graphed(job.candidate) else None
-        steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors), graphs)
+        observer = Observer(job, trainer, graphs)
+        steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors), graphs, observer)
         with progress.within("warmup"):
             diverged = steps.warm_up(job.training.warmup_steps)
         if diverged:
@@ -84,14 +89,22 @@ def run(job: TrialJob, progress: Progress) -> Measured | Diverged | Rejected:
             )
             effective = effective_configuration(job.candidate, seen)
             differs = first_mismatch_of_ranks(mismatch(job.candidate, effective, job.environment_knobs))
-        if differs:
-            return differs
+            evidence = agreed(evidence_of(job.candidate, observer.observed()))
+        if refused := differs or missing(evidence):
+            return refused
         with progress.within("measure"):
             diverged = steps.measure(job.training)
         if diverged:
             return diverged
         with progress.within("report"):
-            return _measured(job, progress, steps, built, effective)
+            measured = _measured(job, progress, steps, built, effective).model_copy(update={"evidence": evidence})
+            keeper = keeper or Keeper()
+            if not job.profile:
+                return measured
+            keeper.measured(measured)
+        with progress.within("profile"):
+            measured, trace = with_profile(measured, trainer, host, keeper)
+            return with_kernels(measured, trace, observer)
 
 
 def refuse_inactive(job: TrialJob) -> Rejected | None:
@@ -105,10 +118,10 @@ class _Steps:
 
     def __init__(
         self, trainer: Trainer, host: HostSettings, progress: Progress, clock: StepClock, memory: PeakMemory,
-        graphs: LayerGraphs | None = None,
+        graphs: LayerGraphs | None = None, observer: Observer | None = None,
     ) -> None:  # fmt: skip
         self.trainer, self.host, self.progress, self.clock, self.memory = trainer, host, progress, clock, memory
-        self.graphs = graphs
+        self.graphs, self.observer = graphs, observer
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
         self.times: list[list[float]] = []  # of each step: the slowest rank's wall time, and on cuda the events' time
@@ -119,11 +132,17 @@ class _Steps:
                 self.graphs.capture()
             if self.graphs:
                 self.graphs.start_counting()
-            with self.memory.observe() if index == count - 1 else nullcontext():
+            with self._observed() if index == count - 1 else nullcontext():
                 diverged = self._one()
             if diverged:
                 return diverged
         return None
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Around the last warm-up step: its memory on a CPU, and what it ran."""
+        with self.memory.observe(), self.observer.watching() if self.observer else nullcontext():
+            yield
 
     def measure(self, training: TrainingShape) -> Diverged | None:
         """Steps until there are enough: every rank has the same times of the slowest, and so stops at the same step."""

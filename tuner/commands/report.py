@@ -55,7 +55,7 @@ def report(run_folder: Path, out_dir: Path | None, mlflow_uri: str | None, conso
         console.print(Text(f"HTML report: {html}"))
     running = holder(journal) is not None
     uri = resolve_uri(mlflow_uri, run_folder.parent.parent)
-    found = sync(events, uri, ended=not running, experiment=experiment_of(head.sweep_text))
+    found = sync(events, uri, ended=not running, experiment=experiment_of(head.sweep_text), run_folder=run_folder)
     _say(found, uri, console)
     return Report(
         leaderboard=board,

@@ -67,7 +67,8 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
         folder, journal = opened or _begun(sweep, stack)
         folder.stop_file.unlink(missing_ok=True)
         tracking = sweep.spec.tracking
-        view = MlflowView(resolve_uri(tracking.mlflow_uri, tracking.folder), experiment=tracking.experiment)
+        uri = resolve_uri(tracking.mlflow_uri, tracking.folder)
+        view = MlflowView(uri, experiment=tracking.experiment, run_folder=folder.path)
         stack.callback(view.close, VIEW_DRAIN_S)
         progress = stack.enter_context(Progress(sweep, console, view.status))
         session = _session(sweep, journal, screening, [progress.on_event])

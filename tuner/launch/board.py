@@ -233,7 +233,8 @@ class SlotBoard:
     def _settle(self, attempt: Attempt, outcome: Outcome | InterruptedGang | NoSlot) -> None:
         if not attempt.result.done():
             wall_s = time.monotonic() - attempt.began if attempt.began else 0.0
-            attempt.result.set_result(SlotResult(outcome=outcome, attempts=attempt.number, wall_s=wall_s))
+            result = SlotResult(outcome=outcome, attempts=attempt.number, wall_s=wall_s, trace=attempt.state.trace)
+            attempt.result.set_result(result)
         attempt.decided.set()
         attempt.met.set()
 

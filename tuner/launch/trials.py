@@ -47,10 +47,11 @@ def job_trial(config: dict[str, Any]) -> None:
 def run_as_job(job_json: str) -> str:
     """A TrialJob as JSON in, one Ray Train job (two after an infrastructure fault), a SlotResult as JSON out."""
     job, began = TrialJob.model_validate_json(job_json), time.monotonic()
-    attempts, outcome = 1, run_job(job)
+    attempts, (outcome, trace) = 1, run_job(job)
     while worth_a_retry(outcome) and attempts <= RETRIES:
-        attempts, outcome = attempts + 1, run_job(job)
-    return SlotResult(outcome=outcome, attempts=attempts, wall_s=time.monotonic() - began).model_dump_json()
+        attempts, (outcome, trace) = attempts + 1, run_job(job)
+    wall_s = time.monotonic() - began
+    return SlotResult(outcome=outcome, attempts=attempts, wall_s=wall_s, trace=trace).model_dump_json()
 
 
 class Deadline(WorkerGroupCallback):
@@ -69,8 +70,8 @@ class Deadline(WorkerGroupCallback):
             raise WorkerGroupError(f"deadline of {self.limit_s:.0f} s", {rank: TimeoutError() for rank in ranks})
 
 
-def run_job(job: TrialJob) -> Outcome:
-    """One TorchTrainer for one trial, to its outcome."""
+def run_job(job: TrialJob) -> tuple[Outcome, str]:
+    """One TorchTrainer for one trial, to its outcome and the trace of rank 0 (empty where none was kept)."""
     from ray.train.torch import TorchConfig, TorchTrainer
 
     on_gpu = job.cluster.device == "cuda"
@@ -94,9 +95,9 @@ def run_job(job: TrialJob) -> Outcome:
     try:
         result = trainer.fit()
     except TrainingFailedError as error:
-        return _outcome_of(error, job)
+        return _outcome_of(error, job), ""
     report = RankReport.model_validate_json(str(result.return_value))
-    return combine([report], job.time_limit_s)
+    return combine([report], job.time_limit_s), report.trace
 
 
 def _outcome_of(error: TrainingFailedError, job: TrialJob) -> Outcome:

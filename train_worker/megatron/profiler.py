@@ -1,0 +1,246 @@
+"""One profiled step: torch's profiler (kineto, CUPTI on a GPU) around it, and its events as `train_worker.kernels`.
+
+Cheap by what it leaves out. No operator of the host is recorded on a GPU: each costs the step a callback, and kernels
+are told apart without them: a kernel carries the number of the CUDA call that launched it, and that call its time and
+thread. Launched after the optimizer began: "optimizer"; by autograd's thread: "backward"; by the main one: "forward".
+And torch.autograd.profiler is called directly: torch.profiler.profile imports Inductor first (3.7 s on 2 CPU cores).
+"""
+
+import re
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler import profile
+
+from train_worker.host import HostSettings
+from train_worker.keep import Keeper
+from train_worker.kernels import GpuEvent, Kind, Phase, StepTrace, union, working
+from train_worker.megatron.step import Trainer
+from train_worker.outcome import Measured
+from train_worker.profile import DeviceMemory, PhaseMemory, profile_of
+
+CLOCKS_APART = 0.05  # share of the step by which the profiler's clock may miss the step's window
+BACKWARD = "autograd::engine::evaluate_function"  # what autograd runs a node in, on a CPU
+OPERATOR = re.compile(r"^(aten|gloo|c10d|c10d_functional|_c10d_functional)\b")
+COPIED = re.compile(r'"bytes": (\d+)')
+
+
+class ProfilerFailed(RuntimeError):
+    """The profiler did not start, or saw nothing of the step that ran. Says nothing about the trial."""
+
+
+class Profiled(NamedTuple):
+    """What one step was seen to do on this rank; `memory` on cuda only."""
+
+    trace: StepTrace
+    memory: PhaseMemory | None
+
+
+class _Marks:
+    """When the step and its optimizer began and when it ended (ns, the profiler's clock), and memory peaks between."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.began_ns = self.optimizer_ns = self.ended_ns = 0
+        self.before_bytes = self.after_bytes = 0
+
+    def begin(self) -> None:
+        self._drain()
+        self._peak()
+        self.began_ns = self.optimizer_ns = time.time_ns()  # CLOCK_REALTIME, as kineto (c10/util/ApproximateClock.h)
+
+    def optimizer_begins(self) -> None:
+        self.before_bytes, self.optimizer_ns = self._peak(), time.time_ns()
+
+    def end(self) -> None:
+        self._drain()
+        self.ended_ns, self.after_bytes = time.time_ns(), self._peak()
+
+    def _drain(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _peak(self) -> int:
+        """Peak of allocated bytes since the last call; reads a counter of the host, waits for nothing."""
+        if self.device.type != "cuda":
+            return 0
+        peak = torch.cuda.max_memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return int(peak)
+
+
+def with_profile(
+    measured: Measured, trainer: Trainer, host: HostSettings, keeper: Keeper
+) -> tuple[Measured, StepTrace | None]:
+    """The measurement with the profile of one more step, or with the reason why there is none. Collective.
+
+    Never raises for what happens in that step: what was measured stays measured.
+    """
+    device = trainer.device
+    try:
+        memory = _device_memory(measured, device)
+        profiled = profiled_step(trainer, host, len(measured.warmup) + len(measured.steps))
+        step_s = median(sample.step_time_s for sample in measured.steps)
+        kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
+        profile = profile_of(profiled.trace, step_s, kind, profiled.memory, memory)
+    except Exception as error:  # noqa: BLE001 - CUPTI, memory, a lost peer: none of it undoes the measured steps
+        return measured.model_copy(update={"profile_error": f"{type(error).__name__}: {error}"}), None
+    if trainer.job.keep_trace and torch.distributed.get_rank() == 0:
+        keeper.traced(profiled.trace)
+    return measured.model_copy(update={"profile": profile}), profiled.trace
+
+
+def _device_memory(measured: Measured, device: torch.device) -> DeviceMemory | None:
+    """Of the measured steps; None on a CPU. Collective on cuda."""
+    if measured.memory is None:
+        return None
+    retries = torch.tensor([torch.cuda.memory_stats(device)["num_alloc_retries"]], dtype=torch.int64, device=device)
+    torch.distributed.all_reduce(retries, op=torch.distributed.ReduceOp.MAX)
+    total = torch.cuda.get_device_properties(device).total_memory
+    return DeviceMemory(used_bytes=measured.memory.device_used_bytes, total_bytes=total, retries=int(retries.item()))
+
+
+def profiled_step(trainer: Trainer, host: HostSettings, step: int) -> Profiled:
+    """Train on step `step` under the profiler. Collective. The allocator's peaks are reset: read them before.
+
+    Raises ProfilerFailed on every rank where one could not start, on the rank itself where it saw nothing; and whatever
+    the step raises.
+    """
+    device, batches = trainer.device, trainer.batches(step)
+    profiler = _prepared(device)
+    marks = _Marks(device)
+    with _noticed(trainer.built.optimizer, marks.optimizer_begins):
+        profiler._start_trace()
+        try:
+            marks.begin()
+            trainer.step(batches)
+            host.after_step(step + 1)
+            marks.end()
+        finally:
+            profiler.__exit__(None, None, None)
+    return _read(profiler, marks)
+
+
+def _prepared(device: torch.device) -> profile:
+    """A profiler that is ready on every rank: no step may begin while another rank still starts its own (CUPTI)."""
+    on_cuda = device.type == "cuda"
+    profiler = profile(use_cpu=not on_cuda, use_device="cuda" if on_cuda else None, use_kineto=True)
+    why = ""
+    try:
+        profiler._prepare_trace()
+    except RuntimeError as error:  # kineto's own; the step has not run
+        why = str(error)
+    failed = torch.tensor([1 if why else 0], dtype=torch.int64, device=device)
+    torch.distributed.all_reduce(failed)
+    if failed.item():
+        raise ProfilerFailed(f"the profiler did not start: {why or 'on another rank'}")
+    return profiler
+
+
+@contextmanager
+def _noticed(optimizer: Any, begins: Callable[[], None]) -> Iterator[None]:
+    """Say when the optimizer's step begins; the instance attribute hides the method for one step only."""
+    real = optimizer.step
+
+    def step(*arguments: Any, **named: Any) -> Any:
+        begins()
+        return real(*arguments, **named)
+
+    optimizer.step = step
+    try:
+        yield
+    finally:
+        del optimizer.step
+
+
+def _read(profiler: profile, marks: _Marks) -> Profiled:
+    if profiler.kineto_results is None:
+        raise ProfilerFailed("the profiler returned nothing")
+    found = profiler.kineto_results.events()
+    on_cuda = marks.device.type == "cuda"
+    events, calls = _from_cuda(found, marks) if on_cuda else (_from_cpu(found, marks), Counter[str]())
+    if not events:
+        raise ProfilerFailed(f"the profiler saw no work of the step on the {marks.device.type}")
+    step_us = (marks.ended_ns - marks.began_ns) / 1e3
+    first = min(event.start_us for event in events)
+    last = max(event.start_us + event.duration_us for event in events)
+    if max(-first, last - step_us) > CLOCKS_APART * step_us:
+        raise ProfilerFailed(
+            f"the profiler's clock is apart: events from {first:.0f} to {last:.0f} us of {step_us:.0f}"
+        )
+    memory = PhaseMemory(forward_backward_bytes=marks.before_bytes, optimizer_bytes=marks.after_bytes)
+    return Profiled(StepTrace(tuple(events), step_us, dict(calls)), memory if on_cuda else None)
+
+
+def _from_cuda(found: Iterable[Any], marks: _Marks) -> tuple[list[GpuEvent], Counter[str]]:
+    """Kernels and copies, each with the phase of the CUDA call that launched it; the calls counted by name."""
+    work: list[Any] = []
+    launches: dict[int, tuple[int, int]] = {}
+    calls = Counter[str]()
+    for each in found:
+        if each.device_type() == DeviceType.CUDA:
+            if not each.is_user_annotation():
+                work.append(each)
+        elif (name := each.name()).startswith("cu"):  # cuda* of the runtime, cu* of the driver
+            calls[name] += 1
+            launches[each.correlation_id()] = each.start_ns(), each.device_resource_id()  # the calling thread
+    main_thread = min(launches.values())[1] if launches else 0  # the step begins in it, with cleared gradients
+
+    def phase(correlation: int) -> Phase:
+        launch = launches.get(correlation)
+        if launch is None:
+            return "unknown"
+        at_ns, thread = launch
+        if at_ns >= marks.optimizer_ns > marks.began_ns:
+            return "optimizer"
+        return "forward" if thread == main_thread else "backward"
+
+    return [_device_event(each, marks.began_ns, phase(each.correlation_id())) for each in work], calls
+
+
+def _device_event(event: Any, began_ns: int, phase: Phase) -> GpuEvent:
+    name, size_bytes = event.name(), 0
+    kind: Kind = "kernel"
+    if name.startswith(("Memcpy", "Memset")):
+        kind = "memcpy" if name.startswith("Memcpy") else "memset"
+        said = COPIED.search(event.metadata_json())
+        size_bytes = int(said[1]) if said else 0
+    start_us, duration_us = (event.start_ns() - began_ns) / 1e3, event.duration_ns() / 1e3
+    return GpuEvent(name, start_us, duration_us, event.device_resource_id(), kind, phase, size_bytes)
+
+
+def _from_cpu(found: Iterable[Any], marks: _Marks) -> list[GpuEvent]:
+    """The working operators of each thread. gloo's collectives end in a thread of theirs: each spans its own time."""
+    threads: dict[int, list[tuple[float, float, str]]] = {}
+    backward: list[tuple[float, float]] = []
+    for each in found:
+        name, start_us = each.name(), (each.start_ns() - marks.began_ns) / 1e3
+        end_us = start_us + each.duration_ns() / 1e3
+        if name.startswith(BACKWARD):
+            backward.append((start_us, end_us))
+        elif OPERATOR.match(name):
+            # Collectives may overlap each other, and operators do not nest in them.
+            thread = -1 if name.startswith("gloo:") else each.start_thread_id()
+            threads.setdefault(thread, []).append((start_us, end_us, name))
+    behind = union(backward)
+    starts = [start for start, _ in behind]
+    optimizer_us = (marks.optimizer_ns - marks.began_ns) / 1e3
+
+    def phase(at_us: float) -> Phase:
+        if at_us >= optimizer_us > 0:
+            return "optimizer"
+        index = bisect_right(starts, at_us) - 1
+        return "backward" if index >= 0 and at_us < behind[index][1] else "forward"
+
+    return [
+        GpuEvent(name, start, end - start, thread, "kernel", phase(start))
+        for thread, spans in threads.items()
+        for start, end, name in (spans if thread == -1 else working(spans))
+    ]

@@ -1,0 +1,201 @@
+"""Where one step's time went, and which wall it stands at: memory, communication, host or compute. Pure.
+
+The method is the Three Walls workflow of NVIDIA's MoE optimization guide ("profile the dominant bottleneck"). It gives
+no numbers for what is dominant; the thresholds here are ours and stand by name below.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import Field
+
+from search_spaces.shapes import Noun
+from train_worker.kernels import Category, GpuEvent, StepTrace, intersect, length, subtract, union
+
+Wall = Literal["memory", "communication", "host", "compute"]
+
+MEMORY_SHARE = 0.90  # of the card in use: no room for a larger micro-batch or graph pools (2 to 13 GiB, measured)
+HOST_SHARE = 0.25  # of the step in which the GPU does nothing
+COMMUNICATION_SHARE = 0.10  # of the step, exposed; the published EP overlap brings it under 5% from 30 to 40%
+TOP = 10
+NAME_LIMIT = 120
+
+# Wall -> settings that the two guides name as its first fixes, in Megatron-Core's field names, in the guides' order:
+# "MoE Training Optimization Workflow" (phase 1 for memory, the table of phase 3 and "Dispatcher And Overlap Guidance"
+# for the others) and "MoE Expert-Parallel Overlap Skill" (overlap first, delayed wgrad once that works).
+SUGGESTED: dict[Wall, tuple[str, ...]] = {
+    "memory": (
+        "recompute_granularity=selective",
+        "recompute_modules",
+        "fp8_recipe",
+        "fine_grained_activation_offloading",
+        "optimizer_cpu_offload",
+        "pipeline_model_parallel_layout",
+    ),
+    "communication": (
+        "moe_token_dispatcher_type=flex",
+        "moe_flex_dispatcher_backend",
+        "overlap_moe_expert_parallel_comm",
+        "delay_wgrad_compute",
+        "overlap_grad_reduce",
+        "tp_comm_overlap",
+        "pipeline_model_parallel_layout",
+    ),
+    "host": (
+        "cuda_graph_impl=transformer_engine",
+        "cuda_graph_modules=attn+moe_router+moe_preprocess",
+        "manual_gc",
+        "micro_batch_size",
+        "cpu_affinity",
+    ),
+    "compute": (
+        "moe_grouped_gemm",
+        "moe_permute_fusion",
+        "moe_router_fusion",
+        "fp8_recipe",
+        "moe_token_dispatcher_type",
+    ),
+}
+
+
+class KernelTotal(Noun):
+    """One kernel's share of a step; `name` is cut to 120 characters, `seconds` summed over its `count` runs."""
+
+    name: str
+    category: Category
+    count: int
+    seconds: float
+
+
+class PhaseMemory(Noun):
+    """Peaks of allocated bytes on this rank. The pipeline's schedule mixes forward and backward: they are one phase."""
+
+    forward_backward_bytes: int
+    optimizer_bytes: int
+
+
+class DeviceMemory(Noun):
+    """Of the card, while the trial was measured; the largest over the ranks. `retries`: the allocator ran out, freed
+    its cache and tried again, which stalls a step."""
+
+    used_bytes: int
+    total_bytes: int
+    retries: int
+
+
+class StepProfile(Noun):
+    """One step of rank 0, profiled after the measured ones. Seconds.
+
+    compute_s + exposed_communication_s + exposed_copy_s + exposed_host_s = step_time_s where the GPU was idle at all.
+    On a CPU the operators of torch stand for kernels and idle time is Python's.
+    """
+
+    step_time_s: float = Field(description="median of the measured steps: profiling itself slows the host")
+    profiled_step_time_s: float
+    gpu_busy_s: float = Field(description="union of all kernels and copies over all streams")
+    compute_s: float = Field(description="union of the kernels that do not communicate")
+    exposed_communication_s: float = Field(
+        description="communication under which nothing is computed; with the wait for peers"
+    )
+    hidden_communication_s: float
+    exposed_copy_s: float = Field(description="copies under which nothing is computed or communicated")
+    exposed_host_s: float = Field(description="step time less gpu_busy_s: the GPU waits for the host")
+    categories_s: dict[Category, float] = Field(
+        description="union of each category's intervals; streams overlap, so that their sum is gpu_busy_s or more"
+    )
+    kernel_count: int
+    launches: dict[str, int] = Field(description="CUDA calls of the host by name that launch or wait; none on a CPU")
+    top_kernels: tuple[KernelTotal, ...]
+    memory: PhaseMemory | None = None
+    device_memory: DeviceMemory | None = None
+    wall: Wall
+    why: str
+    suggested: tuple[str, ...] = Field(description="settings to try against this wall (SUGGESTED)")
+
+
+def profile_of(
+    trace: StepTrace,
+    step_time_s: float,
+    device: Literal["cpu", "cuda"],
+    memory: PhaseMemory | None = None,
+    device_memory: DeviceMemory | None = None,
+) -> StepProfile:
+    """`step_time_s` is that of the measured steps. O(n log n) in the events of the trace."""
+    groups: dict[Category, list[GpuEvent]] = defaultdict(list)
+    for event in trace.events:
+        groups[event.category].append(event)
+    unions = {category: union(event.interval for event in events) for category, events in groups.items()}
+    communication, copies = unions.get("communication", []), unions.get("memcpy", [])
+    compute = union(span for name, spans in unions.items() if name not in ("communication", "memcpy") for span in spans)
+    working = union([*compute, *communication])
+    busy_s = length(union([*working, *copies])) / 1e6
+    exposed_s = length(subtract(communication, compute)) / 1e6
+    wall, why = judged(step_time_s, busy_s, exposed_s, device, device_memory)
+    return StepProfile(
+        step_time_s=step_time_s,
+        profiled_step_time_s=trace.step_time_us / 1e6,
+        gpu_busy_s=busy_s,
+        compute_s=length(compute) / 1e6,
+        exposed_communication_s=exposed_s,
+        hidden_communication_s=length(intersect(communication, compute)) / 1e6,
+        exposed_copy_s=length(subtract(copies, working)) / 1e6,
+        exposed_host_s=max(step_time_s - busy_s, 0.0),
+        categories_s={category: length(spans) / 1e6 for category, spans in sorted(unions.items())},
+        kernel_count=sum(event.kind == "kernel" for event in trace.events),
+        launches={name: count for name, count in sorted(trace.host_calls.items()) if _telling(name)},
+        top_kernels=top_kernels(trace.events),
+        memory=memory,
+        device_memory=device_memory,
+        wall=wall,
+        why=why,
+        suggested=SUGGESTED[wall],
+    )
+
+
+def judged(
+    step_s: float, busy_s: float, exposed_s: float, device: Literal["cpu", "cuda"], memory: DeviceMemory | None
+) -> tuple[Wall, str]:
+    """The wall, and the numbers that decide. Memory comes first, as in the workflow: fit, then scale, then profile.
+
+    A CPU has no idle device to see: there it is communication or compute.
+    """
+    idle = max(step_s - busy_s, 0.0) / step_s
+    exposed = exposed_s / step_s
+    if memory is not None:
+        share = memory.used_bytes / memory.total_bytes
+        if memory.retries:
+            return (
+                "memory",
+                f"the allocator ran out and retried {memory.retries} times; {share:.0%} of the card is in use",
+            )
+        if share > MEMORY_SHARE:
+            return "memory", f"{share:.0%} of the card is in use, more than {MEMORY_SHARE:.0%}"
+    shares = f"GPU idle {idle:.0%}, exposed communication {exposed:.0%} of a {step_s * 1e3:.4g} ms step"
+    if device == "cpu":
+        shares = f"exposed communication {exposed:.0%} of a {step_s * 1e3:.4g} ms step"
+    elif idle > HOST_SHARE and idle > exposed:
+        return "host", f"{shares}: idle more than {HOST_SHARE:.0%} and more than communication"
+    if exposed > COMMUNICATION_SHARE:
+        return "communication", f"{shares}: communication more than {COMMUNICATION_SHARE:.0%}"
+    return "compute", f"{shares}: neither is a wall"
+
+
+def top_kernels(events: Iterable[GpuEvent], count: int = TOP) -> tuple[KernelTotal, ...]:
+    """Those that took the most time, the longest first."""
+    seconds, runs = defaultdict[str, float](float), Counter[str]()
+    categories: dict[str, Category] = {}
+    for event in events:
+        name = event.name
+        seconds[name] += event.duration_us / 1e6
+        runs[name] += 1
+        categories.setdefault(name, event.category)
+    longest = sorted(seconds, key=lambda name: (-seconds[name], name))[:count]
+    return tuple(
+        KernelTotal(name=name[:NAME_LIMIT], category=categories[name], count=runs[name], seconds=seconds[name])
+        for name in longest
+    )
+
+
+def _telling(name: str) -> bool:
+    return any(word in name for word in ("Launch", "Memcpy", "Malloc", "Free", "Synchronize"))
