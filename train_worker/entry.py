@@ -19,6 +19,7 @@ import ray.train
 import ray.util
 
 from train_worker.gang import place_of
+from train_worker.gpu_memory import OWN_CONTEXT_BYTES, wait_until_free
 from train_worker.job import Order, RankPlace, TrialJob
 from train_worker.keep import Keeper
 from train_worker.outcome import Crashed
@@ -108,13 +109,19 @@ def run_one(config: dict[str, Any]) -> str:
         master_port=int(os.environ.get("MASTER_PORT", 0)),
     )
     apply_environment(job, place)
-    limit = job.cluster.memory_bytes if job.cluster.device == "cpu" else None
-    # Ray Train opened the process group already; the memory limit is what is left to do at that point.
-    report = guarded(job, place, Progress(), lambda: limit_memory(limit) if limit else None, Keeper())
+    report = guarded(job, place, Progress(), lambda: _in_an_open_group(job, place), Keeper())
     report = report.model_copy(update={"wall_s": time.monotonic() - start})
     if not report.ok:
         raise TrialFailed(report.model_dump_json())
     return report.model_dump_json()
+
+
+def _in_an_open_group(job: TrialJob, place: RankPlace) -> None:
+    """Ray Train opened the process group already; what is left to do at that point is about memory."""
+    if job.cluster.device == "cuda":
+        wait_until_free(place.local_rank, OWN_CONTEXT_BYTES)
+    elif job.cluster.memory_bytes is not None:
+        limit_memory(job.cluster.memory_bytes)
 
 
 def describe(device: Literal["cpu", "cuda"]) -> str:

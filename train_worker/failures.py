@@ -47,6 +47,10 @@ REFUSING_WORDS = ("is not divisible by", "custom CUDA extension")
 DETAIL_CHARACTERS = 4000
 
 
+class MachineFault(RuntimeError):
+    """The worker's machine is not fit for a trial, whichever it is: another attempt may work."""
+
+
 def is_collateral(error: BaseException) -> bool:
     """True where the error only says that another rank went away."""
     return not _out_of_memory(error) and any(text in _words(error) for text in PEER_LOST)
@@ -62,7 +66,7 @@ def classify(error: BaseException, phase: str, step: int = -1) -> Outcome:
     if refusing and (isinstance(error, REFUSALS) or any(text in str(error) for text in REFUSING_WORDS)):
         return Rejected(rule="stack-refuses", reason=f"{type(error).__name__}: {error}"[:DETAIL_CHARACTERS])
     network = any(text in _words(error) for text in NETWORK) and phase == "process_group"
-    return Crashed(phase=phase, detail=detail, infrastructure=network)
+    return Crashed(phase=phase, detail=detail, infrastructure=network or isinstance(error, MachineFault))
 
 
 def out_of_memory_in(text: str) -> Literal["device", "host"] | None:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from train_worker.failures import classify, is_collateral
+from train_worker.gpu_memory import wait_until_free
 from train_worker.job import RankPlace, TrialJob
 from train_worker.keep import Keeper
 from train_worker.outcome import Measured, Outcome
@@ -88,6 +89,7 @@ def _open_process_group(job: TrialJob, place: RankPlace, folder: Path) -> None:
 
     limit = timedelta(seconds=job.time_limit_s)
     if job.cluster.device == "cuda":
+        wait_until_free(place.local_rank)
         torch.cuda.set_device(place.local_rank)
     else:
         torch.set_num_threads(1)  # ranks share the cores; measured steadier than one thread a core

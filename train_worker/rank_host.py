@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from train_worker.caches import cache_environment
 from train_worker.host_memory import host_memory, limit_share
 from train_worker.job import RankPlace, TrialJob
 from train_worker.parent import STACKS_SIGNAL, ForkRequest
@@ -89,6 +90,7 @@ class RankHost:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         env |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONUNBUFFERED": "1"}
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        env |= cache_environment() if self.device == "cuda" else {}
         with (self.folder / "parent.log").open("ab") as log:
             self._parent = subprocess.Popen(
                 [sys.executable, "-m", "train_worker.parent", self.device],

@@ -206,6 +206,15 @@ def _fingerprint(options: argparse.Namespace, console: Console) -> BaseModel | N
     return found
 
 
+def _replay(options: argparse.Namespace, console: Console) -> BaseModel | None:
+    from tuner.commands.replay import render, replay
+
+    found = replay(options.table, options.strategy, options.trials, options.seeds)
+    if not options.json:
+        render(found, console)
+    return found
+
+
 def _ui(options: argparse.Namespace, _console: Console) -> BaseModel | None:
     from tracking.uri import resolve_uri
     from tuner.commands.ui import Dashboard, ui
@@ -265,6 +274,13 @@ def _add_fingerprint(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--address", help="ask a worker of this Ray cluster; this machine by default")
 
 
+def _add_replay(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("table", type=Path, metavar="TABLE", help="recorded trials, one JSON object a line")
+    verb.add_argument("--strategy", required=True, metavar="S", help="random, tpe or one-factor")
+    verb.add_argument("--trials", required=True, type=int, metavar="N", help="trials a search may run")
+    verb.add_argument("--seeds", type=int, default=20, metavar="K", help="searches, each with a seed (default: 20)")
+
+
 def _add_ui(verb: argparse.ArgumentParser) -> None:
     _sweep_argument(verb)
     verb.add_argument("--port", type=int, default=5000, help="loopback port (default: 5000)")
@@ -280,6 +296,7 @@ VERBS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], str]]
     "status": (_status, _add_status, "runs and what they are doing"),
     "stop": (_stop, _add_stop, "stop a running sweep cleanly, keeping its results"),
     "fingerprint": (_fingerprint, _add_fingerprint, "stack and hardware as seen on a worker"),
+    "replay": (_replay, _add_replay, "a search strategy on recorded trials: regret, wasted seconds; needs no GPU"),
     "ui": (_ui, _add_ui, "the MLflow dashboard, on loopback"),
 }
 

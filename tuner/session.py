@@ -30,7 +30,7 @@ Told = Literal["measured", "infeasible", "lost"]
 
 
 class ProposerLike(Protocol):
-    """What a session needs of the search (`tuner.search.Proposer`)."""
+    """What a session needs of the search (`tuner.proposer.Proposer`)."""
 
     def propose(self, number: int) -> Candidate | None: ...
     def adopt(self, number: int, candidate: Candidate) -> None: ...

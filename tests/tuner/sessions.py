@@ -18,7 +18,7 @@ from train_worker.outcome import (
     StepSample,
 )
 from train_worker.rank_report import InterruptedGang, NoSlot, SlotResult
-from tuner.search import Proposer
+from tuner.proposer import Proposer
 from tuner.session import SweepSession
 from tuner.sweep import LoadedSweep, load_sweep
 

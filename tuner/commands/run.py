@@ -154,7 +154,7 @@ def _same_sweep(state: JournalState, sweep: LoadedSweep, folder: RunFolder) -> N
 def _session(
     sweep: LoadedSweep, journal: Journal, screening: LegalSpace, listeners: list[Callable[[Any], None]]
 ) -> SweepSession:
-    from tuner.search import Proposer
+    from tuner.proposer import Proposer
 
     spec = sweep.spec
     resumed = fold(journal.events) if journal.events else None

@@ -12,7 +12,7 @@ from search_spaces.memory.fits import State
 from search_spaces.rules import Case, Rule
 from search_spaces.space import Condition, Knob, SearchSpace
 from tests.search_spaces.cases import LAPTOP_RANKS, TINY, TRAINING
-from tuner.search import Proposer
+from tuner.proposer import Proposer
 
 SPACE = SearchSpace(
     "toy",

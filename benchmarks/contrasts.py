@@ -1,0 +1,87 @@
+"""What one knob does, all others equal: matched pairs of a table's rows, as a signed gain with an interval, or a tie.
+
+A pair is two configurations that differ in one knob (and in the knobs that come and go with it). The interval is
+Student's t over the logs of the pairs' ratios (`tuner.compare`): it holds for the mean effect over the configurations
+of the table, among which the effect may differ, and its noise is that of single trials.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from search_spaces.candidate import Candidate, KnobValue
+from search_spaces.space import SearchSpace
+from train_worker.outcome import Diverged, Measured
+from train_worker.table import RecordedTable
+from tuner.compare import compare
+from tuner.objective import Guard, judge
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """`knob` at `value` against the same at `against`. `same_loss`: both must train alike, within the guard."""
+
+    name: str
+    knob: str
+    value: KnobValue
+    against: KnobValue
+    same_loss: bool = False
+
+
+def pairs(table: RecordedTable, space: SearchSpace, contrast: Contrast) -> list[tuple[str, str]]:
+    """Ids of the configurations (with the value, against it) that both have a measurement."""
+    found = []
+    for candidate in table.candidates:
+        values = space.values(candidate)
+        if contrast.knob not in values or values[contrast.knob] != contrast.value:
+            continue
+        other = _turned(space, values, contrast, contrast.against)
+        if other is None or other.id not in table.by_id:
+            continue
+        if _turned(space, space.values(other), contrast, contrast.value) != candidate:
+            continue  # a knob under this one is not at its default: its effect would count too
+        if all(any(table.measured_of(name)) for name in (candidate.id, other.id)):
+            found.append((candidate.id, other.id))
+    return found
+
+
+def _turned(
+    space: SearchSpace, values: Mapping[str, KnobValue], contrast: Contrast, value: KnobValue
+) -> Candidate | None:
+    knob = space.by_name[contrast.knob]
+    return space.canonical({**values, contrast.knob: value}) if knob.allows(value) else None
+
+
+def typical_s(table: RecordedTable, name: str) -> float:
+    """The median step time of a configuration; over its repeats the geometric mean."""
+    return math.exp(fmean(math.log(median(part.step_times_s)) for part in table.measured_of(name)))
+
+
+def said(table: RecordedTable, space: SearchSpace, contrast: Contrast, guard: Guard) -> str:
+    """One line: the gain in step time (positive: faster) with its 95% interval, and whether losses agree."""
+    found = pairs(table, space, contrast)
+    if not found:
+        return f"{contrast.name}: no pair was measured"
+    result = compare("with", "without", [(typical_s(table, a), typical_s(table, b)) for a, b in found])
+    gain, low, high = (100 * (1 - ratio) for ratio in (result.ratio, result.ratio_high, result.ratio_low))
+    verdict = "tie" if result.verdict == "tie" else result.verdict
+    line = f"{contrast.name}: {verdict}, {gain:+.1f}% [{low:+.1f}%, {high:+.1f}%] over {len(found)} pairs"
+    return f"{line}; {_losses(table, found, guard)}" if contrast.same_loss else line
+
+
+def _losses(table: RecordedTable, found: list[tuple[str, str]], guard: Guard) -> str:
+    """Whether each pair trains alike on the same data."""
+    worst, refused = 0.0, []
+    for name, other in found:
+        mine, theirs = (_first(table, each) for each in (name, other))
+        worst = max(worst, *(abs(a / b - 1) for a, b in zip(mine.losses, theirs.losses, strict=False)))
+        judged = judge(mine, theirs, guard)
+        if isinstance(judged, Diverged):
+            refused.append(f"{name} against {other} at step {judged.step}: {judged.reason}")
+    alike = f"losses agree within the guard ({worst:.2e} apart at most)"
+    return f"LOSSES DIFFER: {'; '.join(refused)}" if refused else alike
+
+
+def _first(table: RecordedTable, name: str) -> Measured:
+    return next(found for row in table.by_id[name] if isinstance(found := row.recorded(), Measured))

@@ -1,0 +1,58 @@
+"""Kendall's tau-b of two passes: SciPy's where nothing is within the noise, and ties where it is."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import kendalltau
+
+from benchmarks.rank_stability import kendall, stability
+from tests.train_worker.recorded import BASELINE, CANDIDATES, measured, row
+from train_worker.table import RecordedTable
+
+VALUES = st.sampled_from([0.1, 0.2, 0.2, 0.3, 0.4, 0.7])
+
+
+@given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=12))
+def test_without_a_noise_floor_it_is_scipys_tau_b(both: list[tuple[float, float]]) -> None:
+    first, second = [a for a, _ in both], [b for _, b in both]
+    found = kendall(first, second, 0.0).tau_b
+    expected = kendalltau(first, second, variant="b").statistic
+    assert (found is None and expected != expected) or found == pytest.approx(expected)
+
+
+def test_what_lies_inside_the_noise_is_tied() -> None:
+    first, second = [1.0, 1.01, 2.0, 4.0], [1.01, 1.0, 2.0, 4.0]
+    assert kendall(first, second, 0.02).tau_b == 1.0
+    strict = kendall(first, second, 0.001)
+    assert strict.discordant == 1
+    assert strict.tau_b == pytest.approx(4 / 6)
+    assert kendall(first, second, 10.0).tau_b is None
+
+
+def passes(swapped: bool) -> RecordedTable:
+    chance = random.Random(1)
+    rows = [row(BASELINE, measured((0.2 + 0.002 * (number % 2),)), repeat=number) for number in range(1, 11)]
+    for sweep in (1, 2):
+        order = list(CANDIDATES[1:12])
+        if swapped and sweep == 2:
+            order.reverse()
+        for number, candidate in enumerate(order):
+            seconds = 0.2 * 1.3**number * (1 + 0.002 * chance.random())
+            rows.append(row(candidate, measured((seconds,))).model_copy(update={"sweep": sweep}))
+    return RecordedTable(rows, "rows")
+
+
+def test_two_passes_of_a_table() -> None:
+    alike, against = stability(passes(swapped=False)), stability(passes(swapped=True))
+    assert (alike.configurations, alike.tau_b) == (11, 1.0)
+    assert 0.01 < alike.noise_floor < 0.03
+    assert against.tau_b == -1.0
+
+
+def test_a_table_without_passes_is_refused(tmp_path: Path) -> None:
+    rows = [row(BASELINE, measured((0.2,)), repeat=number) for number in (1, 2)]
+    with pytest.raises(SystemExit, match="0 configurations ran in both passes"):
+        stability(RecordedTable(rows, str(tmp_path)))

@@ -1,0 +1,146 @@
+"""The grids and how they run: how many, in which order, again from where they stopped. And the small form for real."""
+
+import json
+import math
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchmarks.contrasts import Contrast, pairs, said
+from benchmarks.h200_table import GRIDS
+from benchmarks.table_run import Grid, Planned, held, row_of, space_of, waiting
+from benchmarks.two_gpus import GRIDS as TWO_GPUS
+from benchmarks.two_gpus import SMALL
+from tests.train_worker.recorded import measured
+from train_worker.outcome import Crashed, Outcome, OutOfMemory
+from train_worker.table import RecordedTable, TableRow
+from tuner.objective import Guard
+from tuner.replay_space import table_space
+
+ROOT = Path(__file__).parents[2]
+EVERY = {**GRIDS, **TWO_GPUS, "small": SMALL}
+QWEN3 = GRIDS["qwen3-like"]
+
+
+def recorded(grid: Grid, planned: Planned, outcome: Outcome, order: int = 1) -> TableRow:
+    return row_of(grid, planned, order, "2026-01-02T03:04:05+00:00", outcome, 4.0)
+
+
+def test_the_grids_are_as_large_as_they_should_be() -> None:
+    counts = {name: len(grid.candidates) for name, grid in EVERY.items()}
+    assert 150 <= counts["qwen3-like"] <= 175
+    assert 40 <= counts["deepseek-like"] <= 48
+    assert counts["qwen3"] + counts["moonlight"] >= 60
+    assert sum(each.repeat is not None for each in QWEN3.trials()) >= 10
+
+
+@pytest.mark.parametrize("grid", EVERY.values(), ids=EVERY)
+def test_every_candidate_runs_once_in_an_order_of_chance_with_the_baseline_between(grid: Grid) -> None:
+    planned = list(grid.trials())
+    order = [each.candidate.id for each in planned if each.repeat is None]
+    assert sorted(order) == sorted(each.id for each in grid.candidates)
+    assert len(set(order)) == len(order)
+    assert order != [each.id for each in grid.candidates]
+    repeats = [at for at, each in enumerate(planned) if each.repeat is not None]
+    assert {planned[at].candidate.id for at in repeats} == {grid.baseline.id}
+    assert [planned[at].repeat for at in repeats] == list(range(1, len(repeats) + 1))
+    assert (repeats[0], repeats[-1]) == (0, len(planned) - 1)
+    assert all(later - earlier <= grid.every + 1 for earlier, later in pairwise(repeats))
+    assert list(grid.trials()) == planned
+
+
+@pytest.mark.parametrize("grid", EVERY.values(), ids=EVERY)
+def test_a_whole_table_of_a_grid_can_be_searched(grid: Grid) -> None:
+    """The space that a replay makes of the rows has the grid's points, knobs that come and go included."""
+    rows = [recorded(grid, each, measured((0.2,) * 5), order) for order, each in enumerate(grid.trials(), start=1)]
+    legal = table_space(RecordedTable(rows, "rows"))
+    assert sorted(each.id for each in legal) == sorted(each.id for each in grid.candidates)
+    assert legal.space.default() == grid.baseline
+
+
+def test_two_passes_hold_the_same_configurations_in_two_orders() -> None:
+    planned = list(QWEN3.twice(20))
+    first, second = planned[:20], planned[20:]
+    assert {each.sweep for each in first} == {1}
+    assert {each.sweep for each in second} == {2}
+    assert {each.candidate.id for each in first} == {each.candidate.id for each in second}
+    assert [each.candidate.id for each in first] != [each.candidate.id for each in second]
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    planned = list(QWEN3.trials())[:6]
+    ends = (
+        *(measured((0.2,) * 3),) * 2,
+        OutOfMemory(where="device", phase="warmup", detail="full"),
+        Crashed(phase="build", detail="a fault"),
+        Crashed(phase="fork", detail="gone", infrastructure=True),
+    )
+    path = tmp_path / "rows.jsonl"
+    whole = "".join(recorded(QWEN3, each, end).line() for each, end in zip(planned, ends, strict=False))
+    path.write_text(whole + '{"id": "half a li')
+    found = held(path)
+    assert path.read_text() == whole
+    assert waiting(planned, found, []) == planned[4:]
+    assert waiting(planned, found, ["crashed"]) == planned[3:]
+    assert waiting(list(QWEN3.twice(2)), found, []) == list(QWEN3.twice(2))
+    assert waiting(planned, held(tmp_path / "absent.jsonl"), []) == planned
+
+
+def halved(grid: Grid, knob: str, value: str, loss: float = 9.0) -> RecordedTable:
+    """A table in which `knob` at `value` halves the step time (and moves the first loss), and nothing else matters."""
+    rows = []
+    for number, each in enumerate(grid.trials()):
+        there = {**each.candidate.knobs, **each.candidate.env}.get(knob) == value
+        seconds = (0.2 if there else 0.4) * math.exp(0.01 * math.sin(number))
+        row = json.loads(recorded(grid, each, measured((seconds,) * 5), number + 1).line())
+        row["losses"][0] = loss if there else 9.0
+        rows.append(TableRow.model_validate(row))
+    return RecordedTable(rows, "rows")
+
+
+def test_a_knob_that_halves_the_step_gains_half_and_the_others_tie() -> None:
+    table = halved(QWEN3, "moe_token_dispatcher_type", "allgather")
+    by_name = {each.name: said(table, QWEN3.space, each, Guard()) for each in QWEN3.contrasts}
+    assert by_name["allgather against alltoall"].startswith("allgather against alltoall: faster, +49.9%")
+    assert "losses agree" in by_name["allgather against alltoall"]
+    assert ": tie, " in by_name["CUTLASS against cuBLAS"]
+    assert ": tie, " in by_name["FP8 blockwise against bf16"]
+
+
+def test_pairs_differ_in_one_knob_and_what_hangs_on_it() -> None:
+    table = halved(QWEN3, "fp8", "hybrid")
+    by_id = {each.id: each for each in QWEN3.candidates}
+    found = pairs(table, QWEN3.space, Contrast("", "fp8", "hybrid", None))
+    assert found
+    for with_fp8, without in found:
+        mine, other = dict(by_id[with_fp8].knobs), dict(by_id[without].knobs)
+        assert mine.pop("fp8_recipe") == "blockwise"
+        assert (mine.pop("fp8"), other.pop("fp8")) == ("hybrid", None)
+        assert mine == other
+        assert not by_id[without].env
+
+
+def test_a_pair_that_trains_to_another_loss_is_said() -> None:
+    table = halved(QWEN3, "moe_token_dispatcher_type", "allgather", loss=9.5)
+    line = said(table, QWEN3.space, QWEN3.contrasts[0], Guard())
+    assert "LOSSES DIFFER" in line
+    assert "at step 0" in line
+
+
+def test_a_block_of_an_unknown_knob_is_refused() -> None:
+    with pytest.raises(ValueError, match="no_such"):
+        space_of({"no_such": (1,)})
+
+
+def test_the_small_form_of_two_gpus_runs_on_two_cpu_ranks() -> None:
+    command = ["bash", str(ROOT / "benchmarks/two_gpus.sh"), "--small"]
+    env = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "small: 5 configurations, 0 trials failed" in done.stdout
+    for name in ("allgather against alltoall", "EP 2 against EP 1", "full recompute against none"):
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{name}: ")]
+        assert "losses agree within the guard" in line

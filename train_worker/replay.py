@@ -1,0 +1,130 @@
+"""Answers from a recorded table, without a GPU: the recorded outcome, with noise as large as the recorded.
+
+What is known of the noise. Repeats of one configuration differ from trial to trial (the host is in another mood), and
+within a trial the steps scatter. Both are redrawn: the steps by resampling those of a recorded trial, the trial by a
+factor from a log-normal whose spread is pooled over all configurations that were measured more than once. It is one
+spread for all: where repeats exist only of a host-bound baseline, GPU-bound configurations (steadier in truth) get
+too much of it, which makes a search look worse than it is, never better.
+"""
+
+import math
+import random
+from statistics import fmean, median, variance
+
+from search_spaces.candidate import Candidate
+from search_spaces.errors import Fault, InputError
+from search_spaces.shapes import TrainingShape
+from train_worker.job import TrialJob
+from train_worker.outcome import Measured, Outcome, StepSample
+from train_worker.table import MeasuredPart, RecordedTable, different_training
+
+# The standard error of a median of n normal draws is 1.2533 s / sqrt(n), and s is 1.4826 times the median deviation.
+MEDIAN_ERROR = 1.2533 * 1.4826
+
+
+class NotRecorded(InputError):
+    """A table was asked for what it does not hold: another candidate, model or training job. It never guesses."""
+
+
+class Replay:
+    """A table with its noise. Raises InputError where no configuration was measured twice, or none at all.
+
+    `spread_between`: standard deviation of the log of a trial's median step time from trial to trial, without what the
+    scatter of its steps explains. `spread`: with it, which is what repeated medians show.
+    """
+
+    def __init__(self, table: RecordedTable) -> None:
+        self.table = table
+        parts = {name: list(table.measured_of(name)) for name in table.by_id}
+        self._logs = {name: [_log_median(part) for part in found] for name, found in parts.items() if found}
+        repeated = [logs for logs in self._logs.values() if len(logs) > 1]
+        if not repeated:
+            fault = Fault("no configuration was measured twice: the noise is unknown", table.where)
+            raise InputError([fault], "record A/A repeats of the baseline")
+        degrees = sum(len(logs) - 1 for logs in repeated)
+        total = sum((len(logs) - 1) * variance(logs) for logs in repeated) / degrees
+        twice = [part for name, found in parts.items() if len(self._logs.get(name, [])) > 1 for part in found]
+        within = fmean(_median_variance(part) for part in twice)
+        self.spread = math.sqrt(total)
+        self.spread_between = math.sqrt(max(total - within, 0.0))
+        self.values = self._adjusted(total)
+
+    def _adjusted(self, noise: float) -> dict[str, float]:
+        """By id: the noise-adjusted step time of each configuration that ran, seconds.
+
+        The best of many noisy numbers looks better than it is. So each mean of logs is drawn towards the mean of all
+        by the share of its variance that is noise (empirical Bayes, normal in the log); repeats draw it less.
+        """
+        means = {name: fmean(logs) for name, logs in self._logs.items()}
+        errors = {name: noise / len(logs) for name, logs in self._logs.items()}
+        centre = fmean(means.values())
+        seen = variance(means.values()) if len(means) > 1 else 0.0
+        true = max(seen - fmean(errors.values()), 0.0)
+        kept = {name: true / (true + error) if true + error else 1.0 for name, error in errors.items()}
+        return {name: math.exp(centre + kept[name] * (mean - centre)) for name, mean in means.items()}
+
+    @property
+    def best_s(self) -> float:
+        """The lowest noise-adjusted step time of the table, seconds."""
+        return min(self.values.values())
+
+    def answer(self, candidate: Candidate, draw: random.Random, training: TrainingShape | None = None) -> Outcome:
+        """One of the candidate's recorded outcomes, a measured one with redrawn step times around its adjusted value.
+
+        Losses, memory and phases stay as recorded. Raises NotRecorded for a candidate or training job not in the table.
+        """
+        rows = self.table.by_id.get(candidate.id)
+        if rows is None:
+            raise NotRecorded([Fault(f"candidate {candidate.id} is not in the table", self.table.where)])
+        if training is not None and (names := different_training(training, self.table.training)):
+            fault = Fault(f"recorded with another training.{', training.'.join(names)}", self.table.where)
+            raise NotRecorded([fault], "ask for the training job of the table")
+        row = draw.choice(rows)
+        outcome = row.recorded()
+        if not isinstance(outcome, Measured):
+            return outcome
+        assert row.measured is not None
+        shift = math.log(self.values[row.id]) - _log_median(row.measured)
+        factor = math.exp(shift + draw.gauss(0.0, self.spread_between))
+        steps = tuple(_redrawn(step, draw.choice(outcome.steps), factor) for step in outcome.steps)
+        return outcome.model_copy(update={"steps": steps})
+
+
+def _redrawn(step: StepSample, other: StepSample, factor: float) -> StepSample:
+    """The step with the time of another step of its trial; loss and grad norm are those of its own data."""
+    seconds = other.step_time_s * factor
+    tokens = step.tokens_per_s * step.step_time_s
+    return step.model_copy(update={"step_time_s": seconds, "tokens_per_s": tokens / seconds})
+
+
+def _log_median(part: MeasuredPart) -> float:
+    return math.log(median(part.step_times_s))
+
+
+def _median_variance(part: MeasuredPart) -> float:
+    """Of the log of a trial's median, as far as the scatter of its steps explains it (steps taken as independent)."""
+    times = part.step_times_s
+    centre = median(times)
+    deviation = median(abs(each - centre) for each in times)
+    return (MEDIAN_ERROR * deviation / centre) ** 2 / len(times)
+
+
+class ReplayRunner:
+    """Runs trials out of a table, with the interface of `train_worker.gang.LocalGang`.
+
+    What a trial answers depends on `seed` and its id only, not on what ran before.
+    """
+
+    def __init__(self, table: RecordedTable, seed: int) -> None:
+        self._replay, self._seed = Replay(table), seed
+
+    def run(self, job: TrialJob) -> Outcome:
+        """The outcome of one job. Raises NotRecorded where the table has no answer."""
+        table = self._replay.table
+        if job.model != table.shape:
+            fault = Fault(f"recorded for model {table.shape.name!r}, not {job.model.name!r} as asked", table.where)
+            raise NotRecorded([fault])
+        if job.world_size != table.cluster.workers_per_trial or job.cluster.gpu_arch != table.cluster.gpu_arch:
+            recorded = f"{table.cluster.workers_per_trial} of {table.cluster.gpu_arch or table.cluster.device}"
+            raise NotRecorded([Fault(f"recorded on {recorded}, not on what is asked", table.where)])
+        return self._replay.answer(job.candidate, random.Random(f"{self._seed}/{job.trial_id}"), job.training)

@@ -1,0 +1,275 @@
+"""A table of recorded trials: one JSON object a line, one trial each, all of one model on one machine.
+
+`TableRow` is what a benchmark writes; `RecordedTable` is what a replay answers from. Rows are only appended, so a run
+that was cut off goes on; a later row of the same trial replaces the earlier.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from search_spaces.candidate import Candidate, KnobValue
+from search_spaces.errors import Fault, InputError
+from search_spaces.shapes import ClusterShape, ModelShape, Noun, TrainingShape
+from train_worker.outcome import (
+    Crashed,
+    Diverged,
+    Fingerprint,
+    Hung,
+    Measured,
+    MemoryPeaks,
+    Outcome,
+    OutOfMemory,
+    PhaseTimes,
+    Rejected,
+    StepSample,
+)
+
+Failure = Annotated[OutOfMemory | Rejected | Hung | Diverged | Crashed, Field(discriminator="kind")]
+MOST_FAULTS = 20  # shown of one table
+DETAIL_CHARACTERS = 800  # kept of a failure's words: their end, which names the error
+TIME_DIGITS, LOSS_DIGITS = 6, 6
+# What may differ between the rows of a table and a job that is answered from it: how long a trial measures.
+STEP_COUNTS = frozenset({"warmup_steps", "measured_steps", "min_measured_steps", "target_relative_error"})
+
+
+class MeasuredPart(Noun):
+    """What a row holds of a trial that ran; its fields stand in the row itself. `losses` and `grad_norms` are those of
+    the warm-up steps, then those of the measured ones."""
+
+    step_times_s: tuple[float, ...] = Field(min_length=1, description="wall, the slowest rank's; measured steps only")
+    warmup_times_s: tuple[float, ...]
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    peak_memory_bytes: int
+    memory: MemoryPeaks | None = None
+    parameter_count: int
+    effective: dict[str, KnobValue]
+    phases: PhaseTimes
+    fingerprint: Fingerprint
+    fingerprint_digest: str
+
+    @classmethod
+    def of(cls, found: Measured) -> Self:
+        steps = found.warmup + found.steps
+        return cls(
+            step_times_s=tuple(round(step.step_time_s, TIME_DIGITS) for step in found.steps),
+            warmup_times_s=tuple(round(step.step_time_s, TIME_DIGITS) for step in found.warmup),
+            losses=tuple(round(step.loss, LOSS_DIGITS) for step in steps),
+            grad_norms=tuple(round(step.grad_norm, LOSS_DIGITS) for step in steps),
+            peak_memory_bytes=found.peak_memory_bytes,
+            memory=found.memory,
+            parameter_count=found.parameter_count,
+            effective=found.effective,
+            phases=PhaseTimes(**{name: round(s, 3) for name, s in found.phases.model_dump().items()}),
+            fingerprint=found.fingerprint,
+            fingerprint_digest=found.fingerprint.digest,
+        )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        times = self.warmup_times_s + self.step_times_s
+        if not len(times) == len(self.losses) == len(self.grad_norms):
+            raise ValueError("losses and grad_norms must be as many as warmup_times_s and step_times_s together")
+        if not all(0 < seconds < math.inf for seconds in times):
+            raise ValueError("a step time is not above zero and finite")
+        return self
+
+    def outcome(self, tokens_per_step: int) -> Measured:
+        """As it was recorded."""
+        samples = tuple(
+            StepSample(step_time_s=seconds, tokens_per_s=tokens_per_step / seconds, loss=loss, grad_norm=norm)
+            for seconds, loss, norm in zip(
+                self.warmup_times_s + self.step_times_s, self.losses, self.grad_norms, strict=True
+            )
+        )
+        first = len(self.warmup_times_s)
+        return Measured(
+            steps=samples[first:],
+            warmup=samples[:first],
+            peak_memory_bytes=self.peak_memory_bytes,
+            memory=self.memory,
+            parameter_count=self.parameter_count,
+            effective=self.effective,
+            fingerprint=self.fingerprint,
+            phases=self.phases,
+        )
+
+
+class TableRow(Noun):
+    """One recorded trial. `id` is the candidate's; `repeat` counts an A/A trial of the baseline from 1; `pass` (1 or 2)
+    says in which of two sweeps over the same configurations it ran; `order` counts the trials of the file from 1."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    id: str
+    order: int = Field(ge=1)
+    repeat: int | None = Field(None, ge=1)
+    sweep: Literal[1, 2] | None = Field(None, alias="pass")
+    started_at: str = Field(description="UTC, ISO 8601")
+    wall_s: float = Field(gt=0, allow_inf_nan=False, description="from the request to the report")
+    outcome: Literal["measured", "out_of_memory", "rejected", "hung", "diverged", "crashed"]
+    knobs: dict[str, KnobValue]
+    env: dict[str, str]
+    shape: ModelShape
+    cluster: ClusterShape
+    training: TrainingShape
+    measured: MeasuredPart | None = None
+    failure: Failure | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, data: Any) -> Any:
+        """A line is flat: the fields of `measured` stand beside the others."""
+        if not isinstance(data, dict) or "measured" in data:
+            return data
+        part = {name: data[name] for name in MeasuredPart.model_fields if name in data}
+        rest = {name: value for name, value in data.items() if name not in part}
+        return rest | {"measured": part} if part else rest
+
+    def line(self) -> str:
+        """The row as one line of JSON, with what it has only."""
+        row = self.model_dump(mode="json", exclude_none=True, exclude={"measured", "shape", "knobs"})
+        row |= {"knobs": self.knobs, "shape": self.shape.model_dump(exclude_none=True)}
+        part = self.measured.model_dump(mode="json") if self.measured else {}
+        return json.dumps(row | part) + "\n"
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if (self.outcome == "measured") is (self.measured is None) or (self.measured is None) is (self.failure is None):
+            raise ValueError(f"outcome {self.outcome!r} needs `measured` or `failure`, and not both")
+        if self.failure is not None and self.failure.kind != self.outcome:
+            raise ValueError(f"outcome {self.outcome!r} and failure.kind {self.failure.kind!r} differ")
+        if self.candidate.id != self.id:
+            raise ValueError(f"id {self.id} is not that of its knobs and env, {self.candidate.id}")
+        return self
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(knobs=self.knobs, env=self.env)
+
+    @property
+    def key(self) -> tuple[str, int | None, int | None]:
+        """What a trial is known by in a table."""
+        return self.id, self.repeat, self.sweep
+
+    def recorded(self) -> Outcome:
+        """The outcome; times to the microsecond, a failure's words without their beginning."""
+        if self.measured is not None:
+            return self.measured.outcome(self.training.tokens_per_step)
+        assert self.failure is not None
+        return self.failure
+
+
+def shortened(outcome: Failure) -> Failure:
+    """A failure with no more words than a row should hold."""
+    if isinstance(outcome, Rejected):
+        return outcome.model_copy(update={"reason": outcome.reason[-DETAIL_CHARACTERS:]})
+    if isinstance(outcome, Diverged):
+        return outcome
+    return outcome.model_copy(update={"detail": outcome.detail.strip()[-DETAIL_CHARACTERS:]})
+
+
+class RecordedTable:
+    """The trials of one model on one machine, by candidate; nothing is evaluated here.
+
+    The baseline is the candidate with repeats. `where` names the file in errors.
+    """
+
+    def __init__(self, rows: list[TableRow], where: str) -> None:
+        latest = {row.key: row for row in rows}
+        self.rows, self.where = tuple(latest.values()), where
+        self.by_id: dict[str, list[TableRow]] = {}
+        for row in self.rows:
+            self.by_id.setdefault(row.id, []).append(row)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises InputError, with file and line, for what is no row, for rows of several models, machines or training
+        jobs, and where no baseline was repeated."""
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                [Fault(f"cannot read it: {error}", str(path))], "give a table of recorded trials"
+            ) from error
+        faults: list[Fault] = []
+        rows = [row for number, line in enumerate(lines, 1) if (row := _row(line, str(path), number, faults))]
+        faults = faults or _strangers(rows, str(path))
+        if not faults and len({row.id for row in rows if row.repeat}) != 1:
+            faults = [Fault('exactly one configuration must have rows with "repeat": the baseline', str(path))]
+        if faults:
+            raise InputError(faults[:MOST_FAULTS], "mend the rows, or record them again (benchmarks/h200_table.py)")
+        return cls(rows, str(path))
+
+    @cached_property
+    def baseline(self) -> Candidate:
+        return next(row for row in self.rows if row.repeat).candidate
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.rows[0].shape
+
+    @property
+    def training(self) -> TrainingShape:
+        return self.rows[0].training
+
+    @property
+    def cluster(self) -> ClusterShape:
+        return self.rows[0].cluster
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Each once, in the order of the file."""
+        return tuple(rows[0].candidate for rows in self.by_id.values())
+
+    def measured_of(self, name: str) -> Iterator[MeasuredPart]:
+        """The measurements of a candidate, by its id."""
+        return (row.measured for row in self.by_id[name] if row.measured is not None)
+
+
+def _row(line: str, path: str, number: int, faults: list[Fault]) -> TableRow | None:
+    try:
+        return TableRow.model_validate(json.loads(line))
+    except json.JSONDecodeError as error:
+        hint = "a run that was killed leaves half a line: delete it"
+        faults.append(Fault(f"no JSON: {error.msg}", path, number, error.colno, hint))
+    except RecursionError:
+        faults.append(Fault("nested too deeply", path, number))
+    except ValidationError as error:
+        for each in error.errors(include_url=False, include_input=False):
+            place = ".".join(map(str, each["loc"]))
+            faults.append(Fault(f"{place}: {each['msg']}" if place else each["msg"], path, number))
+    return None
+
+
+def _strangers(rows: list[TableRow], path: str) -> list[Fault]:
+    """Rows that cannot be compared with the first."""
+    if not rows:
+        return [Fault("no rows", path)]
+    return [
+        Fault(f"row {row.order} has another {what} than the first row", path, number)
+        for number, row in enumerate(rows, 1)
+        for what in ("shape", "cluster")
+        if getattr(row, what) != getattr(rows[0], what)
+    ] + [
+        Fault(f"row {row.order} has another training.{name} than the first row", path, number)
+        for number, row in enumerate(rows, 1)
+        for name in different_training(row.training, rows[0].training)
+    ]
+
+
+def different_training(one: TrainingShape, other: TrainingShape) -> list[str]:
+    """The facts in which two training jobs differ, how long they measure left aside."""
+    mine, theirs = facts_of(one), facts_of(other)
+    return sorted(name for name in mine if mine[name] != theirs[name])
+
+
+def facts_of(training: TrainingShape) -> dict[str, Any]:
+    """A training job without how long it is measured."""
+    return training.model_dump(exclude=set(STEP_COUNTS))
