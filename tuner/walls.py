@@ -56,7 +56,7 @@ def untried(suggested: Sequence[str], candidate: Candidate) -> tuple[str, ...]:
 
     def has(setting: str) -> bool:
         name, _, value = setting.partition("=")
-        found = candidate.knobs.get(name)
+        found = {**candidate.knobs, **candidate.env}.get(name)
         return str(found) == value if value else found is True
 
     return tuple(setting for setting in suggested if not has(setting))

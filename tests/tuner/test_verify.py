@@ -1,5 +1,6 @@
 """The proof of a winner: which trials run, with which routing, and what the guard holds them against."""
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from train_worker.outcome import (
     Diverged,
     Measured,
 )
-from train_worker.rank_report import InterruptedGang
+from train_worker.rank_report import InterruptedGang, SlotResult
 from tuner.sweep import load_sweep
 from tuner.verify import verify
 
@@ -32,6 +33,26 @@ def test_verification_is_interleaved_and_finds_the_faster(bench: Bench) -> None:
     assert ran == [default.id, winner.candidate.id, winner.candidate.id, default.id]
     assert (compared.verdict, compared.routing) == ("faster", "natural")
     assert bench.state().compared[-1] == compared
+
+
+def test_the_first_repeat_of_each_side_leaves_its_trace(bench: Bench) -> None:
+    session = bench.session()
+    drive(session)
+    asked: list[bool] = []
+
+    def run(job_json: str) -> str:
+        job = TrialJob.model_validate_json(job_json)
+        asked.append(job.keep_trace)
+        trace = base64.b64encode(job.trial_id.encode()).decode() if job.keep_trace else ""
+        return SlotResult(outcome=measured(1.0), attempts=1, wall_s=1.0, trace=trace).model_dump_json()
+
+    verify(session, run)
+    assert asked == [True, True, False, False]
+    traces = sorted((bench.path.parent / "traces").iterdir())
+    finalists = [record for record in bench.state().finished if record.purpose == "verify"][:2]
+    assert [path.name for path in traces] == [f"{record.trial_id}.json.gz" for record in finalists]
+    assert traces[0].read_bytes() == finalists[0].trial_id.encode()
+    assert "trace" not in bench.path.read_text()
 
 
 def test_a_winner_inside_the_noise_is_a_tie(bench: Bench) -> None:

@@ -30,8 +30,9 @@ def test_the_default_and_the_winner_have_a_line_each() -> None:
     default, winner = map(wall_line, board.walls)
     assert default == (
         "Wall of the default: host. GPU idle 40%, exposed communication 0% of a 200 ms step: idle more than 25% and "
-        "more than communication; 120 ms of work (gemm 75%, elementwise 25%). Try: cuda_graph_impl=transformer_engine, "
-        "cuda_graph_modules=attn+moe_router+moe_preprocess, manual_gc, micro_batch_size, cpu_affinity."
+        "more than communication; 120 ms of work (gemm 75%, elementwise 25%). Try: moe_grouped_gemm=True, "
+        "cuda_graph_impl=transformer_engine, cuda_graph_modules=attn+moe_router+moe_preprocess, manual_gc, "
+        "micro_batch_size=larger, cpu_affinity."
     )
     assert winner.startswith("Wall of the winner (moe_token_dispatcher_type=alltoall): compute. GPU idle 10%")
     stream = io.StringIO()
@@ -41,9 +42,11 @@ def test_the_default_and_the_winner_have_a_line_each() -> None:
 
 
 def test_what_is_set_already_is_not_suggested() -> None:
-    graphed = candidate(manual_gc=True, cuda_graph_impl="transformer_engine", cuda_graph_modules="attn")
+    graphed = candidate(
+        moe_grouped_gemm=True, manual_gc=True, cuda_graph_impl="transformer_engine", cuda_graph_modules="attn"
+    )
     left = untried(SUGGESTED["host"], graphed)
-    assert left == ("cuda_graph_modules=attn+moe_router+moe_preprocess", "micro_batch_size", "cpu_affinity")
+    assert left == ("cuda_graph_modules=attn+moe_router+moe_preprocess", "micro_batch_size=larger", "cpu_affinity")
 
 
 def test_on_a_cpu_nothing_is_suggested() -> None:
