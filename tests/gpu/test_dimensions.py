@@ -18,7 +18,8 @@ LISTS = ("recompute_modules", "cuda_graph_modules", "offload_modules")
 
 
 def trial_of(name: str, trial: Trial) -> TrialJob:
-    return job(name, candidate_of(trial), FAMILIES[trial.family].model, ranks=trial.ranks)
+    """Profiled, so that the kernels too must show what was asked for."""
+    return job(name, candidate_of(trial), FAMILIES[trial.family].model, ranks=trial.ranks, profile=True)
 
 
 def check(outcome: Outcome, trial: Trial, reference: Measured) -> None:
@@ -28,6 +29,7 @@ def check(outcome: Outcome, trial: Trial, reference: Measured) -> None:
         found = outcome.effective[name]
         same = set(modules(found)) == set(modules(value)) if name in LISTS else found == value
         assert same, f"{name}: requested {value!r}, effective {found!r}"
+    assert outcome.profile is not None, outcome.profile_error
     losses = outcome.losses
     assert all(map(math.isfinite, losses))
     assert losses[-1] < 0.95 * losses[0], f"the loss does not fall: {losses}"

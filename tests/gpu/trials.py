@@ -188,10 +188,11 @@ def job(
     ranks: int = 1,
     **changes: Any,
 ) -> TrialJob:
-    """`changes` are fields of the job; `name` need not be unique, nor fit for a folder."""
+    """Not profiled, which costs a second or two. `changes` are fields of the job; any `name` will do."""
     plain = "".join(letter if letter.isalnum() else "-" for letter in name)
     found = {
         "trial_id": plain, "candidate": candidate or Candidate(knobs=dict(SENT)), "model": model,
         "cluster": cluster(ranks), "training": training, "seed": 1, "time_limit_s": LIMIT_S,
+        "profile": False,
     }  # fmt: skip
     return TrialJob.model_validate(found | changes)

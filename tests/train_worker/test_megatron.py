@@ -36,8 +36,8 @@ from tests.train_worker.megatron_trials import (
 from train_worker.failures import classify
 from train_worker.outcome import Rejected
 
-STOPS = SHORT.model_copy(update={"measured_steps": 5, "min_measured_steps": 3, "target_relative_error": 1e-9})
 WARM = SGD.model_copy(update={"warmup_steps": 3})
+STOPS = SHORT.model_copy(update={"measured_steps": 5, "min_measured_steps": 3, "target_relative_error": 1e-9})
 PARITY = {
     "data": case(2),
     "data, one sequence a micro-batch, overlapped": case(2, micro_batch_size=1, overlap_grad_reduce=True),
@@ -102,9 +102,6 @@ SINGLE = {
 }
 
 
-OF_A_RANK = ("phases", "profile")  # each rank's own; the report of rank 0 is kept
-
-
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """Every trial of this file, run once: the imports cost more than the trials."""
@@ -153,7 +150,7 @@ def test_the_data_has_something_to_learn(answers: Answers) -> None:
 
 def test_every_rank_gives_the_same_answer(answers: Answers) -> None:
     for name in [*PARITY, "diverges", "ignored knob"]:
-        first, second = ({k: v for k, v in answer.items() if k not in OF_A_RANK} for answer in answers[name])
+        first, second = ({k: v for k, v in answer.items() if k != "phases"} for answer in answers[name])
         assert first == second, name
 
 
@@ -169,7 +166,7 @@ def test_warm_up_is_kept_apart(answers: Answers) -> None:
 def test_a_trial_stops_at_the_step_where_its_error_is_small_enough(answers: Answers) -> None:
     """Which both ranks find at the same step, for they decide on the same times."""
     for name, steps in (("stops early", 3), ("runs to its cap", 5)):
-        first, second = ({k: v for k, v in answer.items() if k not in OF_A_RANK} for answer in answers[name])
+        first, second = ({k: v for k, v in answer.items() if k != "phases"} for answer in answers[name])
         assert first == second, name
         assert (len(first["warmup"]), len(first["steps"]), first["timing"]["count"]) == (1, steps, steps)
     early, late = losses(answers["stops early"][0]), losses(answers["runs to its cap"][0])

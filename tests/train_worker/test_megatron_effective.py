@@ -176,29 +176,6 @@ def test_the_first_and_last_layers_are_not_asked_for_fp8() -> None:
     assert [READERS[name](run) for name in ("fp8", "fp8_recipe", "fp4")] == ["hybrid", "mxfp8", None]
 
 
-def test_counters_are_taken_away_after_the_step_they_watch() -> None:
-    """Measured steps run Megatron's own functions, also where the watched step raised."""
-    from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
-    from megatron.core.models.common.language_module import language_module
-    from megatron.core.models.common.model_chunk_schedule_plan import TransformerLayerSchedulePlan
-    from megatron.core.pipeline_parallel.fine_grained_activation_offload import ChunkOffloadHandler
-    from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
-    from megatron.core.transformer.moe import moe_utils
-    from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
-
-    from train_worker.megatron.observe_calls import counting
-
-    owners: list[Any] = [
-        _ParamAndGradBucketGroup, language_module, TransformerLayerSchedulePlan, ChunkOffloadHandler,
-        CheckpointWithoutOutput, moe_utils, SharedExpertMLP,
-    ]  # fmt: skip
-    before = [dict(vars(owner)) for owner in owners]
-    with suppress(RuntimeError), counting([]):
-        assert vars(_ParamAndGradBucketGroup)["start_grad_sync"] is not before[0]["start_grad_sync"]
-        raise RuntimeError("in the step")
-    assert [dict(vars(owner)) for owner in owners] == before
-
-
 def test_types_of_optimizer_state_are_words_and_read_from_what_is_stored() -> None:
     import torch
 
@@ -245,3 +222,26 @@ def test_weights_kept_in_few_bits_start_main_weights_from_the_same_draw() -> Non
         initialise_by_name(model, config, 7)
     drawn = _draw("weight", [4, 4], config, 7, torch.device("cpu"))
     assert torch.equal(getattr(model.weight, PRECISE), drawn.bfloat16())
+
+
+def test_counters_are_taken_away_after_the_step_they_watch() -> None:
+    """Measured steps run Megatron's own functions, also where the watched step raised."""
+    from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
+    from megatron.core.models.common.language_module import language_module
+    from megatron.core.models.common.model_chunk_schedule_plan import TransformerLayerSchedulePlan
+    from megatron.core.pipeline_parallel.fine_grained_activation_offload import ChunkOffloadHandler
+    from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
+    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+
+    from train_worker.megatron.observe_calls import counting
+
+    owners: list[Any] = [
+        _ParamAndGradBucketGroup, language_module, TransformerLayerSchedulePlan, ChunkOffloadHandler,
+        CheckpointWithoutOutput, moe_utils, SharedExpertMLP,
+    ]  # fmt: skip
+    before = [dict(vars(owner)) for owner in owners]
+    with suppress(RuntimeError), counting([]):
+        assert vars(_ParamAndGradBucketGroup)["start_grad_sync"] is not before[0]["start_grad_sync"]
+        raise RuntimeError("in the step")
+    assert [dict(vars(owner)) for owner in owners] == before

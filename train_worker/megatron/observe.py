@@ -7,7 +7,7 @@ Counters are in place only around the step that is watched, the last of the warm
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -18,6 +18,7 @@ from search_spaces.candidate import modules
 from train_worker.evidence import evidence_of, merged, missing
 from train_worker.job import TrialJob
 from train_worker.kernels import StepTrace
+from train_worker.megatron.graphs import Graphs
 from train_worker.megatron.model import Built
 from train_worker.megatron.observe_calls import Counts, counting, parts_of
 from train_worker.megatron.precision import fp4_recipes, fp8_recipes
@@ -30,20 +31,10 @@ from train_worker.outcome import Evidence, Measured, Rejected
 WHOLE_STEP = "full_iteration"
 
 
-class CapturedGraphs(Protocol):
-    """Graphs of layers or of the whole step, as `train_worker.megatron.graphs` counts them."""
-
-    captured: int
-    replayed: int
-
-    @property
-    def active(self) -> bool: ...
-
-
 class Observer:
     """Watches one step of a trial on this rank; what it saw stays as it was, whatever runs later."""
 
-    def __init__(self, job: TrialJob, trainer: Trainer, graphs: CapturedGraphs | None) -> None:
+    def __init__(self, job: TrialJob, trainer: Trainer, graphs: Graphs | None) -> None:
         self.job, self._trainer, self._graphs = job, trainer, graphs
         self._run = Run(trainer.built, (), planned=False, host={})
         self._observed: Observed | None = None
