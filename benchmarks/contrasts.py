@@ -20,13 +20,15 @@ from tuner.objective import Guard, judge
 
 @dataclass(frozen=True)
 class Contrast:
-    """`knob` at `value` against the same at `against`. `same_loss`: both must train alike, within the guard."""
+    """`knob` at `value` against the same at `against`. `same_loss`: both must train alike, within the guard.
+    `communication`: say what was exposed and hidden."""
 
     name: str
     knob: str
     value: KnobValue
     against: KnobValue
     same_loss: bool = False
+    communication: bool = False
 
 
 def pairs(table: RecordedTable, space: SearchSpace, contrast: Contrast) -> list[tuple[str, str]]:
@@ -65,9 +67,26 @@ def said(table: RecordedTable, space: SearchSpace, contrast: Contrast, guard: Gu
         return f"{contrast.name}: no pair was measured"
     result = compare("with", "without", [(typical_s(table, a), typical_s(table, b)) for a, b in found])
     gain, low, high = (100 * (1 - ratio) for ratio in (result.ratio, result.ratio_high, result.ratio_low))
-    verdict = "tie" if result.verdict == "tie" else result.verdict
-    line = f"{contrast.name}: {verdict}, {gain:+.1f}% [{low:+.1f}%, {high:+.1f}%] over {len(found)} pairs"
-    return f"{line}; {_losses(table, found, guard)}" if contrast.same_loss else line
+    line = f"{contrast.name}: {result.verdict}, {gain:+.1f}% [{low:+.1f}%, {high:+.1f}%] over {len(found)} pairs"
+    parts = [line]
+    if contrast.communication:
+        parts.append(_communication(table, found))
+    if contrast.same_loss:
+        parts.append(_losses(table, found, guard))
+    return "; ".join(parts)
+
+
+def _communication(table: RecordedTable, found: list[tuple[str, str]]) -> str:
+    """Milliseconds of a profiled step, by interval union, without the value and with it; means over the pairs."""
+    profiles = [tuple(_first(table, name).profile for name in pair) for pair in found]
+    whole = [(mine, other) for mine, other in profiles if mine is not None and other is not None]
+    if not whole:
+        return "no pair was profiled"
+    exposed = [1e3 * fmean(pair[side].exposed_communication_s for pair in whole) for side in (1, 0)]
+    hidden = [1e3 * fmean(pair[side].hidden_communication_s for pair in whole) for side in (1, 0)]
+    return (
+        f"communication exposed {exposed[0]:.1f} -> {exposed[1]:.1f} ms, hidden {hidden[0]:.1f} -> {hidden[1]:.1f} ms"
+    )
 
 
 def _losses(table: RecordedTable, found: list[tuple[str, str]], guard: Guard) -> str:

@@ -1,10 +1,10 @@
 """Do two passes over the same configurations rank them alike? Kendall's tau-b with ties, from the rows of a table.
 
-    python -m benchmarks.rank_stability benchmarks/tables/h200_qwen3_like.jsonl
+    python -m benchmarks.rank_stability benchmarks/tables/h200_qwen3_like.jsonl [--metric gpu_busy_s]
 
 From the root of the project. Rows with `"pass"` 1 and 2 (`h200_table.py --again 20`) are compared by their median step
-time. Two configurations are tied in a pass where they differ by no more than the noise floor: the 95% point of the
-difference between two trials of one configuration, from the table's repeats.
+time, or by how long the GPU works in a step. Two configurations are tied in a pass where they differ by no more than
+the noise floor: the 95% point of the difference between two trials of one configuration, from the table's repeats.
 """
 
 import argparse
@@ -15,9 +15,12 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
-from train_worker.table import RecordedTable
+from train_worker.table import MeasuredPart, RecordedTable
 from tuner.compare import noise_floor
+
+Metric = Literal["step_time_s", "gpu_busy_s"]
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,19 @@ def _sign(one: float, other: float, width: float) -> int:
     return 0 if abs(difference) <= width else (1 if difference > 0 else -1)
 
 
-def stability(table: RecordedTable) -> Stability:
+def value_of(part: MeasuredPart, metric: Metric) -> float | None:
+    """Of one trial, in seconds; None where it was not profiled."""
+    return part.gpu_busy_s if metric == "gpu_busy_s" else median(part.step_times_s)
+
+
+def stability(table: RecordedTable, metric: Metric = "step_time_s") -> Stability:
     """Of the two passes in a table. SystemExit where there are no two, or no repeats to know the noise from."""
     passes: dict[int, dict[str, float]] = {1: {}, 2: {}}
     repeats: dict[str, list[float]] = {}
     for row in table.rows:
-        if row.measured is None:
+        value = value_of(row.measured, metric) if row.measured else None
+        if value is None:
             continue
-        value = median(row.measured.step_times_s)
         if row.sweep is not None:
             passes[row.sweep][row.id] = value
         else:
@@ -85,7 +93,9 @@ def stability(table: RecordedTable) -> Stability:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
-    print(json.dumps(asdict(stability(RecordedTable.read(parser.parse_args().table)))))
+    parser.add_argument("--metric", choices=["step_time_s", "gpu_busy_s"], default="step_time_s")
+    options = parser.parse_args()
+    print(json.dumps(asdict(stability(RecordedTable.read(options.table), options.metric))))
 
 
 if __name__ == "__main__":

@@ -65,10 +65,10 @@ BASELINE: dict[str, KnobValue] = {
     QUEUES: "8",
 }  # fmt: skip
 CONTRASTS = (
-    Contrast("allgather against alltoall", DISPATCHER, "allgather", "alltoall", same_loss=True),
-    Contrast("flex with ncclep against alltoall", DISPATCHER, "flex", "alltoall", same_loss=True),
-    Contrast("EP overlap against none", OVERLAP, True, False, same_loss=True),
-    Contrast("delayed weight gradients, with overlap", DELAY, True, False, same_loss=True),
+    Contrast("allgather against alltoall", DISPATCHER, "allgather", "alltoall", same_loss=True, communication=True),
+    Contrast("flex with ncclep against alltoall", DISPATCHER, "flex", "alltoall", same_loss=True, communication=True),
+    Contrast("EP overlap against none", OVERLAP, True, False, same_loss=True, communication=True),
+    Contrast("delayed weight gradients, with overlap", DELAY, True, False, same_loss=True, communication=True),
     Contrast("EP 2 against EP 1", EP, 2, 1, same_loss=True),
     Contrast("1 queue against 8", QUEUES, "1", "8", same_loss=True),
     Contrast("32 queues against 8", QUEUES, "32", "8", same_loss=True),

@@ -7,7 +7,7 @@ over the vocabulary; embeddings, norms, softmax, the router and recomputed work 
 recomputes does not look faster than it is.
 """
 
-from search_spaces.shapes import ModelShape
+from search_spaces.shapes import UNTRAINED, ModelShape
 
 PER_MULTIPLY_ADD = 3 * 2  # three GEMMs, two operations
 MATRICES = 3  # of a gated MLP: gate, up, down
@@ -34,7 +34,7 @@ def flops_per_token(model: ModelShape, sequence_length: int) -> float:
 
 def as_trained(model: ModelShape) -> ModelShape:
     """The shape as the worker builds it: no multi-token prediction, and every layer attends to all tokens before."""
-    return model.model_copy(update={"predicted_ahead": None, "attention_window": None})
+    return model.model_copy(update=dict.fromkeys(UNTRAINED))
 
 
 def _projections(model: ModelShape) -> int:

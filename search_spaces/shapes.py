@@ -97,6 +97,7 @@ class ClusterShape(Noun):
 
 
 Routing = Literal["natural", "forced"]
+UNTRAINED = frozenset({"predicted_ahead", "attention_window"})  # facts of a model that no trial depends on
 LEAST_STEPS = 3  # a standard error of two steps is no better than a guess
 
 

@@ -8,7 +8,7 @@ says "not active" makes the trial Rejected: a configuration that did not run has
 from collections.abc import Iterable, Sequence
 
 from search_spaces.candidate import Candidate
-from train_worker.evidence_checks import CHECKS
+from train_worker.evidence_checks import CHECKS, ONE_RANK_IS_ENOUGH
 from train_worker.evidence_kernels import both, in_kernels
 from train_worker.observed import Observed
 from train_worker.outcome import Evidence, Rejected
@@ -35,11 +35,15 @@ def merged(ranks: Sequence[Sequence[Evidence]]) -> tuple[Evidence, ...]:
     """The gang's evidence: for each knob a rank that saw it inactive speaks first, then one that saw it active.
 
     A rank that cannot tell (a stage without MoE layers) speaks only where no other can. Every rank asks of the same
-    knobs, in the same order.
+    knobs, in the same order. For `ONE_RANK_IS_ENOUGH` the one that saw it active is first.
     """
-    order = {False: 0, True: 1, None: 2}
-    by_knob = zip(*ranks, strict=True)
-    return tuple(min(rows, key=lambda row: order[row.active]) for rows in by_knob)
+    return tuple(min(rows, key=_turn) for rows in zip(*ranks, strict=True))
+
+
+def _turn(row: Evidence) -> int:
+    if row.active is None:
+        return 2
+    return int(row.active is not (row.knob in ONE_RANK_IS_ENOUGH))
 
 
 def missing(evidence: Iterable[Evidence]) -> Rejected | None:

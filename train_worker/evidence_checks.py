@@ -149,11 +149,15 @@ def _cutlass(value: KnobValue, _: Asked, observed: Observed) -> Seen | None:
     """No call shows it: Transformer Engine chooses inside its own C++ (common/gemm/cublaslt_gemm.cu)."""
     if value != "1":
         return None
+    if not observed.moe_layers:
+        return Seen(NO_MOE, None)
     return Seen("a CPU has no such kernels" if observed.device == "cpu" else "no call shows it", None)
 
 
 def _accumulated(observed: Observed) -> Seen:
     count = observed.fused_gradients
+    if not count and observed.captured:
+        return Seen(IN_GRAPH, None)
     return Seen(f"{count} weights had their gradient added up by the GEMM", count > 0)
 
 
@@ -221,6 +225,11 @@ def _quantized(observed: Observed) -> Seen:
     return Seen(told(observed.quantized_parameters, "weights"), sum(observed.quantized_parameters.values()) > 0)
 
 
+# At work where one rank sees it. A pipeline's first stage may run all its forward passes before a backward one and pair
+# none (schedules.py, warm-up); its last one has the least to offload (fine_grained_activation_offload.py:1079).
+ONE_RANK_IS_ENOUGH = frozenset(
+    {"overlap_moe_expert_parallel_comm", "fine_grained_activation_offloading", "offload_modules"}
+)
 CHECKS: dict[str, Check] = {
     "moe_token_dispatcher_type": _dispatcher,
     "moe_flex_dispatcher_backend": _backend,

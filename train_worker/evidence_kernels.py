@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from search_spaces.candidate import KnobValue
 from train_worker.kernels import category_of
-from train_worker.observed import Kernels, Seen
+from train_worker.observed import NOT_HERE, Kernels, Seen
 
 Asked = Mapping[str, KnobValue]
 Check = Callable[[Asked, Kernels], Seen]
@@ -28,8 +28,10 @@ NAMES = {
 
 
 def both(calls: Seen, kernels: Seen | None) -> Seen:
-    """One verdict of two observations: against beats for, and for beats cannot tell."""
-    if kernels is None:
+    """One verdict of two observations: against beats for, and for beats cannot tell.
+
+    A rank without what the knob is about has no kernels of it either, and they say nothing."""
+    if kernels is None or calls.seen in NOT_HERE:
         return calls
     found = {calls.active, kernels.active}
     return Seen(f"{calls.seen}; {kernels.seen}", False if False in found else True if True in found else None)

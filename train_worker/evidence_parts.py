@@ -71,6 +71,8 @@ def _recomputed(name: str, observed: Observed) -> Seen:
 def graphs(value: KnobValue, _: Asked, observed: Observed) -> Seen | None:
     if value in (None, "none"):
         return None
+    if not observed.layers:
+        return Seen(NO_LAYER, None)
     captured, replayed = observed.graphs_captured, observed.graphs_replayed
     return Seen(f"{captured} graphs captured, {replayed} replays in a step", 0 < captured <= replayed)
 

@@ -14,6 +14,7 @@ SHARES_NOTHING = "no group of more than one rank shares these parameters"
 NO_MOE, NO_LAYER = "no MoE layer on this rank", "no layer on this rank"
 ALL_IN_BF16 = "every layer on this rank stays in bf16 as asked"
 NO_STATE = "no optimizer on this rank"
+NOT_HERE = (NO_MOE, NO_LAYER, ALL_IN_BF16, NO_STATE)  # said by a rank that has nothing of what a knob is about
 
 
 class Seen(NamedTuple):

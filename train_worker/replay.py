@@ -17,6 +17,7 @@ from search_spaces.shapes import TrainingShape
 from train_worker.job import TrialJob
 from train_worker.outcome import Measured, Outcome, StepSample
 from train_worker.table import MeasuredPart, RecordedTable, different_training
+from train_worker.timing import step_timing
 
 # The standard error of a median of n normal draws is 1.2533 s / sqrt(n), and s is 1.4826 times the median deviation.
 MEDIAN_ERROR = 1.2533 * 1.4826
@@ -91,10 +92,14 @@ class Replay:
 
 
 def _redrawn(step: StepSample, other: StepSample, factor: float) -> StepSample:
-    """The step with the time of another step of its trial; loss and grad norm are those of its own data."""
+    """The step with the times of another step of its trial; loss and grad norm are those of its own data.
+
+    The factor is the host's: the GPU's time holds its idle time too, and so goes with it.
+    """
     seconds = other.step_time_s * factor
+    gpu_s = None if other.gpu_time_s is None else other.gpu_time_s * factor
     tokens = step.tokens_per_s * step.step_time_s
-    return step.model_copy(update={"step_time_s": seconds, "tokens_per_s": tokens / seconds})
+    return step.model_copy(update={"step_time_s": seconds, "gpu_time_s": gpu_s, "tokens_per_s": tokens / seconds})
 
 
 def _log_median(part: MeasuredPart) -> float:
@@ -127,4 +132,8 @@ class ReplayRunner:
         if job.world_size != table.cluster.workers_per_trial or job.cluster.gpu_arch != table.cluster.gpu_arch:
             recorded = f"{table.cluster.workers_per_trial} of {table.cluster.gpu_arch or table.cluster.device}"
             raise NotRecorded([Fault(f"recorded on {recorded}, not on what is asked", table.where)])
-        return self._replay.answer(job.candidate, random.Random(f"{self._seed}/{job.trial_id}"), job.training)
+        outcome = self._replay.answer(job.candidate, random.Random(f"{self._seed}/{job.trial_id}"), job.training)
+        if not isinstance(outcome, Measured):
+            return outcome
+        times = [step.step_time_s for step in outcome.steps]
+        return outcome.model_copy(update={"timing": step_timing(times)})

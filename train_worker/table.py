@@ -19,6 +19,7 @@ from search_spaces.shapes import ClusterShape, ModelShape, Noun, TrainingShape
 from train_worker.outcome import (
     Crashed,
     Diverged,
+    Evidence,
     Fingerprint,
     Hung,
     Measured,
@@ -28,7 +29,9 @@ from train_worker.outcome import (
     PhaseTimes,
     Rejected,
     StepSample,
+    Work,
 )
+from train_worker.profile import StepProfile
 
 Failure = Annotated[OutOfMemory | Rejected | Hung | Diverged | Crashed, Field(discriminator="kind")]
 MOST_FAULTS = 20  # shown of one table
@@ -39,13 +42,15 @@ STEP_COUNTS = frozenset({"warmup_steps", "measured_steps", "min_measured_steps",
 
 
 class MeasuredPart(Noun):
-    """What a row holds of a trial that ran; its fields stand in the row itself. `losses` and `grad_norms` are those of
-    the warm-up steps, then those of the measured ones."""
+    """What a row holds of a trial that ran; its fields stand in the row itself. `losses`, `grad_norms` and
+    `gpu_times_s` are those of the warm-up steps, then those of the measured ones."""
 
     step_times_s: tuple[float, ...] = Field(min_length=1, description="wall, the slowest rank's; measured steps only")
     warmup_times_s: tuple[float, ...]
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
+    gpu_times_s: tuple[float, ...] | None = Field(None, description="between CUDA events; None on a CPU")
+    gpu_busy_s: float | None = Field(None, description="of the profiled step; None where none was profiled")
     peak_memory_bytes: int
     memory: MemoryPeaks | None = None
     parameter_count: int
@@ -53,6 +58,10 @@ class MeasuredPart(Noun):
     phases: PhaseTimes
     fingerprint: Fingerprint
     fingerprint_digest: str
+    work: Work | None = None
+    evidence: tuple[Evidence, ...] = ()
+    profile: StepProfile | None = Field(None, description="without its kernels one by one: they are many")
+    profile_error: str | None = None
 
     @classmethod
     def of(cls, found: Measured) -> Self:
@@ -62,6 +71,8 @@ class MeasuredPart(Noun):
             warmup_times_s=tuple(round(step.step_time_s, TIME_DIGITS) for step in found.warmup),
             losses=tuple(round(step.loss, LOSS_DIGITS) for step in steps),
             grad_norms=tuple(round(step.grad_norm, LOSS_DIGITS) for step in steps),
+            gpu_times_s=_gpu_times(steps),
+            gpu_busy_s=round(found.profile.gpu_busy_s, TIME_DIGITS) if found.profile else None,
             peak_memory_bytes=found.peak_memory_bytes,
             memory=found.memory,
             parameter_count=found.parameter_count,
@@ -69,6 +80,10 @@ class MeasuredPart(Noun):
             phases=PhaseTimes(**{name: round(s, 3) for name, s in found.phases.model_dump().items()}),
             fingerprint=found.fingerprint,
             fingerprint_digest=found.fingerprint.digest,
+            work=found.work,
+            evidence=found.evidence,
+            profile=found.profile.model_copy(update={"top_kernels": ()}) if found.profile else None,
+            profile_error=found.profile_error,
         )
 
     @model_validator(mode="after")
@@ -76,18 +91,22 @@ class MeasuredPart(Noun):
         times = self.warmup_times_s + self.step_times_s
         if not len(times) == len(self.losses) == len(self.grad_norms):
             raise ValueError("losses and grad_norms must be as many as warmup_times_s and step_times_s together")
+        if self.gpu_times_s is not None and len(self.gpu_times_s) != len(times):
+            raise ValueError("gpu_times_s must be as many as warmup_times_s and step_times_s together")
         if not all(0 < seconds < math.inf for seconds in times):
             raise ValueError("a step time is not above zero and finite")
         return self
 
     def outcome(self, tokens_per_step: int) -> Measured:
-        """As it was recorded."""
+        """As it was recorded, without what is worked out of the step times (`timing`)."""
+        times = self.warmup_times_s + self.step_times_s
+        gpu_times = self.gpu_times_s or (None,) * len(times)
         samples = tuple(
-            StepSample(step_time_s=seconds, tokens_per_s=tokens_per_step / seconds, loss=loss, grad_norm=norm)
-            for seconds, loss, norm in zip(
-                self.warmup_times_s + self.step_times_s, self.losses, self.grad_norms, strict=True
+            StepSample(
+                step_time_s=seconds, gpu_time_s=gpu_s, tokens_per_s=tokens_per_step / seconds, loss=loss, grad_norm=norm
             )
-        )
+            for seconds, gpu_s, loss, norm in zip(times, gpu_times, self.losses, self.grad_norms, strict=True)
+        )  # fmt: skip
         first = len(self.warmup_times_s)
         return Measured(
             steps=samples[first:],
@@ -98,7 +117,16 @@ class MeasuredPart(Noun):
             effective=self.effective,
             fingerprint=self.fingerprint,
             phases=self.phases,
+            work=self.work,
+            evidence=self.evidence,
+            profile=self.profile,
+            profile_error=self.profile_error,
         )
+
+
+def _gpu_times(steps: tuple[StepSample, ...]) -> tuple[float, ...] | None:
+    times = tuple(round(step.gpu_time_s, TIME_DIGITS) for step in steps if step.gpu_time_s is not None)
+    return times if len(times) == len(steps) else None
 
 
 class TableRow(Noun):

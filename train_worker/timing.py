@@ -165,7 +165,8 @@ def _remarks(times_s: Sequence[float], outliers: tuple[int, ...], drift: float, 
     middle = median(times_s)
     if outliers:
         shown = ", ".join(f"{step} ({times_s[step] / middle:.2f}x)" for step in outliers)
-        found.append(f"Far from the median of {len(times_s)} steps: {shown}: a step that ran again, or a neighbour.")
+        why = ": a step that ran again, or a neighbour" if any(times_s[step] > middle for step in outliers) else ""
+        found.append(f"Far from the median of {len(times_s)} steps: {shown}{why}.")
     speeds = _two_speeds({step: seconds for step, seconds in enumerate(times_s) if step not in outliers})
     total = drift * (len(times_s) - 1)
     if speeds:
@@ -173,7 +174,7 @@ def _remarks(times_s: Sequence[float], outliers: tuple[int, ...], drift: float, 
     elif p_value < SIGNIFICANT and abs(total) > DRIFT_SHARE:
         word = "slower" if total > 0 else "faster"
         found.append(
-            f"The steps get {word}: by {abs(total):.1%} from first to last (p {p_value:.1g}): the clock, or not warm."
+            f"The steps get {word}, by {abs(drift):.2%} of the median each (p {p_value:.1g}): the clock, or not warm."
         )
     return tuple(found)
 

@@ -234,15 +234,15 @@ def _decide(
 
 def _walls(records: Sequence[TrialRecord], default: Candidate | None, winner_id: str | None) -> tuple[StandsAt, ...]:
     """Of the default, and of the winner where it is another."""
-    asked: list[tuple[Role, str]] = [("default", default.id)] if default else []
-    if winner_id is not None and (default is None or winner_id != default.id):
-        asked.append(("winner", winner_id))
+    winner = next((record.candidate for record in records if record.candidate.id == winner_id), None)
+    asked: list[tuple[Role, Candidate]] = [("default", default)] if default else []
+    if winner is not None and (default is None or winner.id != default.id):
+        asked.append(("winner", winner))
     found = []
-    for role, candidate_id in asked:
-        mine = [record for record in records if record.candidate.id == candidate_id]
+    for role, candidate in asked:
+        mine = [record for record in records if record.candidate.id == candidate.id]
         outcomes = [outcome for record in mine if (outcome := _measured(record))]
-        label = label_of(mine[0].candidate, default) if mine else candidate_id
-        found.append(stands_at(role, candidate_id, label, outcomes))
+        found.append(stands_at(role, candidate, label_of(candidate, default), outcomes))
     return tuple(each for each in found if each is not None)
 
 

@@ -20,6 +20,7 @@ from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.legal import LegalSpace
 from search_spaces.memory.fits import State
 from search_spaces.space import Knob
+from train_worker.profile import Wall
 from tuner.session import Told
 
 STARTUP_SHARE = 4  # a quarter of the trials is drawn at random, 4 at least: TPE needs something to go by
@@ -99,8 +100,11 @@ class Proposer:
         self._running[number] = trial
         self._mark(candidate)
 
-    def tell(self, number: int, told: Told, value: float | None = None) -> None:
-        """How trial `number` ended. "infeasible" teaches the sampler to stay away; "lost" teaches nothing."""
+    def tell(self, number: int, told: Told, value: float | None = None, wall: Wall | None = None) -> None:  # noqa: ARG002
+        """How trial `number` ended. "infeasible" teaches the sampler to stay away; "lost" teaches nothing.
+
+        `wall`: where it stood, for strategies that go by it.
+        """
         trial = self._running.pop(number)
         if told == "lost":
             self._study.tell(trial, state=TrialState.FAIL)
@@ -111,7 +115,13 @@ class Proposer:
         else:
             self._study.tell(trial, state=TrialState.PRUNED)
 
-    def restore(self, candidate: Candidate, told: Told, value: float | None = None) -> None:
+    def restore(
+        self,
+        candidate: Candidate,
+        told: Told,
+        value: float | None = None,
+        wall: Wall | None = None,  # noqa: ARG002
+    ) -> None:
         """Put a trial from the journal into the study as it ended."""
         params = self._params(candidate)
         state = {"measured": TrialState.COMPLETE, "infeasible": TrialState.PRUNED, "lost": TrialState.FAIL}[told]

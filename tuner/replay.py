@@ -8,6 +8,7 @@ from statistics import fmean
 from search_spaces.candidate import Candidate
 from search_spaces.legal import LegalSpace
 from search_spaces.shapes import Noun
+from train_worker.profile import Wall
 from train_worker.replay import Replay
 from tuner.objective import Objective, score
 from tuner.replay_space import table_space
@@ -52,6 +53,11 @@ class Game:
         if self.near_after is None and self.true_s <= NEAR * self.replay.best_s:
             self.near_after = self.asked
         return found
+
+    def wall_of(self, candidate: Candidate) -> Wall | None:
+        """Where the table's first profiled trial of it stood."""
+        parts = self.replay.table.measured_of(candidate.id)
+        return next((part.profile.wall for part in parts if part.profile is not None), None)
 
     @property
     def true_s(self) -> float:

@@ -4,6 +4,7 @@ import random
 
 from search_spaces.candidate import Candidate, KnobValue
 from tuner.replay import Game, Strategy
+from tuner.session import Told
 
 
 def at_random(game: Game) -> None:
@@ -24,6 +25,20 @@ def tpe(game: Game) -> None:
     while candidate is not None:
         found = game.measure(candidate)
         proposer.tell(game.asked - 1, "infeasible" if found is None else "measured", found)
+        candidate = proposer.propose(game.asked)
+
+
+def walls(game: Game) -> None:
+    """What the wall of the best one so far asks for first, then TPE: `search.strategy: walls` of `moetune run`."""
+    from tuner.walls_search import WallsProposer
+
+    proposer = WallsProposer(game.legal, "minimize", game.seed, game.trials)
+    candidate: Candidate | None = game.default
+    proposer.adopt(0, game.default)
+    while candidate is not None:
+        found = game.measure(candidate)
+        told: Told = "infeasible" if found is None else "measured"
+        proposer.tell(game.asked - 1, told, found, game.wall_of(candidate))
         candidate = proposer.propose(game.asked)
 
 
@@ -59,4 +74,4 @@ def _neighbours(game: Game, near: Candidate, name: str, choices: tuple[KnobValue
     return [candidate for candidate in changed if candidate in game.legal]
 
 
-STRATEGIES: dict[str, Strategy] = {"random": at_random, "tpe": tpe, "one-factor": one_factor}
+STRATEGIES: dict[str, Strategy] = {"random": at_random, "tpe": tpe, "one-factor": one_factor, "walls": walls}

@@ -20,6 +20,7 @@ from tracking.traces import store_trace
 from train_worker.job import TrialJob
 from train_worker.keep import unpacked
 from train_worker.outcome import Crashed, Measured, Outcome
+from train_worker.profile import Wall
 from train_worker.rank_report import InterruptedGang, NoSlot, SlotResult
 from tuner.objective import judge, score
 from tuner.sweep import LoadedSweep
@@ -34,8 +35,10 @@ class ProposerLike(Protocol):
 
     def propose(self, number: int) -> Candidate | None: ...
     def adopt(self, number: int, candidate: Candidate) -> None: ...
-    def tell(self, number: int, told: Told, value: float | None = None) -> None: ...
-    def restore(self, candidate: Candidate, told: Told, value: float | None = None) -> None: ...
+    def tell(self, number: int, told: Told, value: float | None = None, wall: Wall | None = None) -> None: ...
+    def restore(
+        self, candidate: Candidate, told: Told, value: float | None = None, wall: Wall | None = None
+    ) -> None: ...
 
 
 def now() -> str:
@@ -259,8 +262,11 @@ class SweepSession:
     def _searched(self) -> list[TrialRecord]:
         return [record for record in self.records if record.purpose != "verify"]
 
-    def _told(self, outcome: Outcome) -> tuple[Told, float | None]:
+    def _told(self, outcome: Outcome) -> tuple[Told, float | None, Wall | None]:
         if isinstance(outcome, Crashed) and outcome.infrastructure:
-            return "lost", None
+            return "lost", None, None
         value = score(outcome, self.sweep.spec.objective)
-        return ("infeasible", None) if value is None else ("measured", value)
+        if value is None:
+            return "infeasible", None, None
+        profile = outcome.profile if isinstance(outcome, Measured) else None
+        return "measured", value, profile.wall if profile else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from search_spaces.rules.versions import version_faults
-from search_spaces.shapes import ModelShape
+from search_spaces.shapes import UNTRAINED, ModelShape
 from search_spaces.space import SearchSpace
 from tuner.sweep_faults import checked
 from tuner.sweep_spec import SweepSpec
@@ -15,7 +15,6 @@ __all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest", "stack_wa
 
 
 ADDED_LATER = ("min_measured_steps", "target_relative_error")  # to training
-UNTRAINED = frozenset({"predicted_ahead", "attention_window"})  # facts of the model that no trial depends on
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,11 @@ class LoadedSweep:
 
 
 def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> str:
-    """12 hex digits of what makes trials comparable: all but name, budget, tracking and launch.
+    """12 hex digits of what makes trials comparable: all but name, budget, search, tracking and launch.
 
     So a run can be resumed with a larger budget, and a preset equals the same facts written out.
     """
-    meaning = spec.model_dump(mode="json", exclude={"name", "budget", "tracking", "launch", "model", "space"})
+    meaning = spec.model_dump(mode="json", exclude={"name", "budget", "search", "tracking", "launch", "model", "space"})
     meaning |= {"model": model.model_dump(mode="json", exclude=set(UNTRAINED)), "space": space.digest}
     for name in ADDED_LATER:
         if meaning["training"][name] is None:  # as before the key was known: runs begun then can be resumed

@@ -43,6 +43,12 @@ class Budget(Noun):
     worker_hours: PositiveFloat | None = None
 
 
+class Search(Noun):
+    """tpe: Optuna's sampler; walls: what the wall of the best one so far asks for first, then TPE."""
+
+    strategy: Literal["tpe", "walls"] = "tpe"
+
+
 class Verify(Noun):
     """`rounds`: how often winner and default are measured again, interleaved; 0 leaves the winner unverified."""
 
@@ -77,6 +83,7 @@ class SweepSpec(Noun):
     seed: int = Field(ge=0, lt=2**31)
     objective: Objective = Field(default_factory=Objective)
     guard: Guard = Field(default_factory=lambda: Guard())
+    search: Search = Field(default_factory=Search)
     verify: Verify = Field(default_factory=lambda: Verify())
     tracking: Tracking = Field(default_factory=Tracking)
     launch: Launch = Field(default_factory=Launch)

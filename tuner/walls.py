@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
+from pydantic import Field
+
+from search_spaces.candidate import Candidate
 from search_spaces.shapes import Noun
 from train_worker.outcome import Measured
 from train_worker.profile import StepProfile
@@ -18,6 +21,7 @@ class StandsAt(Noun):
     candidate_id: str
     label: str
     profile: StepProfile | None = None
+    untried: tuple[str, ...] = Field((), description="what is suggested against its wall and not set in it")
     error: str | None = None
 
 
@@ -31,7 +35,7 @@ def gpu_busy(outcomes: Sequence[Measured]) -> float | None:
     return median(found) if found else None
 
 
-def stands_at(role: Role, candidate_id: str, label: str, outcomes: Sequence[Measured]) -> StandsAt | None:
+def stands_at(role: Role, candidate: Candidate, label: str, outcomes: Sequence[Measured]) -> StandsAt | None:
     """From the first trial of a configuration that was profiled; None where profiling was not asked for."""
     profiled = next((outcome for outcome in outcomes if outcome.profile is not None), None)
     failed = next((outcome for outcome in outcomes if outcome.profile_error is not None), None)
@@ -39,11 +43,23 @@ def stands_at(role: Role, candidate_id: str, label: str, outcomes: Sequence[Meas
         return None
     return StandsAt(
         role=role,
-        candidate_id=candidate_id,
+        candidate_id=candidate.id,
         label=label,
         profile=profiled.profile if profiled else None,
+        untried=untried(profiled.profile.suggested, candidate) if profiled and profiled.profile else (),
         error=failed.profile_error if failed and not profiled else None,
     )
+
+
+def untried(suggested: Sequence[str], candidate: Candidate) -> tuple[str, ...]:
+    """Without the switches that are on in the candidate and the settings that it has; what has no one value stays."""
+
+    def has(setting: str) -> bool:
+        name, _, value = setting.partition("=")
+        found = {**candidate.knobs, **candidate.env}.get(name)
+        return str(found) == value if value else found is True
+
+    return tuple(setting for setting in suggested if not has(setting))
 
 
 def wall_line(found: StandsAt) -> str:
@@ -56,7 +72,7 @@ def wall_line(found: StandsAt) -> str:
     busiest = ", ".join(
         f"{category.replace('_', ' ')} {seconds / profile.gpu_busy_s:.0%}" for seconds, category in work
     )
-    tries = ", ".join(profile.suggested)
     why = profile.why[0].upper() + profile.why[1:]
     busy = f"{profile.gpu_busy_s * 1e3:.4g} ms of work ({busiest})"
-    return f"Wall of the {name}: {profile.wall}. {why}; {busy}. Try: {tries}."
+    line = f"Wall of the {name}: {profile.wall}. {why}; {busy}."
+    return f"{line} Try: {', '.join(found.untried)}." if found.untried else line

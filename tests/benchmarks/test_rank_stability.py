@@ -52,6 +52,12 @@ def test_two_passes_of_a_table() -> None:
     assert against.tau_b == -1.0
 
 
+def test_by_how_long_the_gpu_works() -> None:
+    """Which here is the same for all: every pair is tied."""
+    found = stability(passes(swapped=True), "gpu_busy_s")
+    assert (found.configurations, found.tau_b, found.tied_in_both) == (11, None, 55)
+
+
 def test_a_table_without_passes_is_refused(tmp_path: Path) -> None:
     rows = [row(BASELINE, measured((0.2,)), repeat=number) for number in (1, 2)]
     with pytest.raises(SystemExit, match="0 configurations ran in both passes"):

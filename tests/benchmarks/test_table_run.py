@@ -89,7 +89,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert waiting(planned, held(tmp_path / "absent.jsonl"), []) == planned
 
 
-def halved(grid: Grid, knob: str, value: str, loss: float = 9.0) -> RecordedTable:
+def halved(grid: Grid, knob: str, value: object, loss: float = 9.0) -> RecordedTable:
     """A table in which `knob` at `value` halves the step time (and moves the first loss), and nothing else matters."""
     rows = []
     for number, each in enumerate(grid.trials()):
@@ -108,6 +108,13 @@ def test_a_knob_that_halves_the_step_gains_half_and_the_others_tie() -> None:
     assert "losses agree" in by_name["allgather against alltoall"]
     assert ": tie, " in by_name["CUTLASS against cuBLAS"]
     assert ": tie, " in by_name["FP8 blockwise against bf16"]
+
+
+def test_communication_is_said_where_it_matters() -> None:
+    overlap = next(each for each in TWO_GPUS["qwen3"].contrasts if "overlap against" in each.name)
+    table = halved(TWO_GPUS["qwen3"], overlap.knob, True)
+    line = said(table, TWO_GPUS["qwen3"].space, overlap, Guard())
+    assert "communication exposed 0.0 -> 0.0 ms, hidden 0.0 -> 0.0 ms" in line
 
 
 def test_pairs_differ_in_one_knob_and_what_hangs_on_it() -> None:

@@ -79,6 +79,8 @@ def note(trial: TrialJob, outcome: Outcome, wall_s: float) -> None:
         row["step_times_s"] = [round(step.step_time_s, 5) for step in outcome.steps]
         row["losses"] = [round(loss, 4) for loss in outcome.losses]
         row["memory"] = outcome.memory.model_dump() if outcome.memory else None
+        row["evidence"] = [each.model_dump() for each in outcome.evidence]
+        row["profile"] = outcome.profile.model_dump() if outcome.profile else outcome.profile_error
     else:
         row["why"] = str(getattr(outcome, "reason", "") or getattr(outcome, "detail", ""))[-1500:]
         row["phase"] = getattr(outcome, "phase", None)

@@ -83,11 +83,18 @@ def case(
     env: Mapping[str, str] | None = None,
     **knobs: KnobValue,
 ) -> Case:
-    """`env` is only asked for here: the rank's environment is the launcher's work."""
+    """`env` is only asked for here: the rank's environment is the launcher's work. Not profiled: test_gang.py does."""
     candidate = Candidate(knobs={"micro_batch_size": 2} | knobs, env=dict(env or {}))
     cluster = ClusterShape(device="cpu", workers=world, workers_per_trial=world, workers_per_node=world)
     job = TrialJob(
-        trial_id="t", candidate=candidate, model=model, cluster=cluster, training=training, seed=7, time_limit_s=100
+        trial_id="t",
+        candidate=candidate,
+        model=model,
+        cluster=cluster,
+        training=training,
+        seed=7,
+        profile=False,
+        time_limit_s=100,
     )
     return Case(job)
 

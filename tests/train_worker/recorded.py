@@ -6,7 +6,18 @@ from pathlib import Path
 
 from search_spaces.candidate import Candidate, KnobValue
 from tests.search_spaces.cases import GPU_TRAINING, TINY, gpus
-from train_worker.outcome import Fingerprint, Measured, MemoryPeaks, Outcome, OutOfMemory, PhaseTimes, StepSample
+from train_worker.outcome import (
+    Evidence,
+    Fingerprint,
+    Measured,
+    MemoryPeaks,
+    Outcome,
+    OutOfMemory,
+    PhaseTimes,
+    StepSample,
+    Work,
+)
+from train_worker.profile import StepProfile
 from train_worker.table import MeasuredPart, TableRow
 
 CUTLASS = "NVTE_USE_CUTLASS_GROUPED_GEMM"
@@ -19,6 +30,24 @@ RECOMPUTES: tuple[dict[str, KnobValue], ...] = (
 )
 FINGERPRINT = Fingerprint(
     stack={"megatron_core": "0.19.2", "torch": "2.11.0"}, python="3.12.1", device="cuda", device_name="H200"
+)
+
+PROFILE = StepProfile(
+    step_time_s=0.25,
+    profiled_step_time_s=0.3,
+    gpu_busy_s=0.2,
+    compute_s=0.19,
+    exposed_communication_s=0.0,
+    hidden_communication_s=0.0,
+    exposed_copy_s=0.01,
+    exposed_host_s=0.05,
+    categories_s={"gemm": 0.15},
+    kernel_count=1200,
+    launches={"cudaLaunchKernel": 1200},
+    top_kernels=(),
+    wall="compute",
+    why="the GPU works 80% of the step",
+    suggested=("fp8_recipe",),
 )
 
 
@@ -38,7 +67,11 @@ BASELINE = CANDIDATES[0]
 def measured(step_times_s: tuple[float, ...], warmup: int = 2) -> Measured:
     samples = tuple(
         StepSample(
-            step_time_s=seconds, tokens_per_s=GPU_TRAINING.tokens_per_step / seconds, loss=9 - number, grad_norm=1.5
+            step_time_s=seconds,
+            gpu_time_s=seconds / 2,
+            tokens_per_s=GPU_TRAINING.tokens_per_step / seconds,
+            loss=9 - number,
+            grad_norm=1.5,
         )
         for number, seconds in enumerate((*(1.0,) * warmup, *step_times_s))
     )
@@ -51,7 +84,10 @@ def measured(step_times_s: tuple[float, ...], warmup: int = 2) -> Measured:
         parameter_count=7,
         effective={"micro_batch_size": 4},
         fingerprint=FINGERPRINT,
-        phases=PhaseTimes(build_s=1.0, measure_s=2.5),
+        phases=PhaseTimes(build_s=1.0, measure_s=2.5, profile_s=0.5),
+        evidence=(Evidence(knob="moe_grouped_gemm", requested=True, seen="16 grouped GEMMs", active=True),),
+        profile=PROFILE,
+        work=Work(ranks=1, tokens_per_step=GPU_TRAINING.tokens_per_step, flops_per_token=2.5e9, routing="natural"),
     )
 
 

@@ -70,6 +70,7 @@ CASES: list[tuple[str, dict[str, KnobValue], dict[str, Any], bool | None]] = [
     ("recompute_granularity", {"recompute_granularity": "full"}, {"layers": 0, "parts": {}}, None),
     ("cuda_graph_impl", GRAPHED, IN_GRAPHS, True),
     ("cuda_graph_impl", GRAPHED, {"graphs_captured": 8}, False),
+    ("cuda_graph_impl", GRAPHED, {"layers": 0}, None),
     ("cuda_graph_modules", GRAPHED, IN_GRAPHS, True),
     ("cuda_graph_modules", GRAPHED, REPLAYED, False),  # every call is still an eager one
     ("delay_wgrad_compute", {"delay_wgrad_compute": True}, {"delayed_wgrads": 40}, True),
@@ -86,6 +87,7 @@ CASES: list[tuple[str, dict[str, KnobValue], dict[str, Any], bool | None]] = [
     ("cross_entropy_loss_fusion", {"cross_entropy_loss_fusion": True}, {"last_stage": False}, None),
     ("gradient_accumulation_fusion", {"gradient_accumulation_fusion": True}, {"fused_gradients": 40}, True),
     ("gradient_accumulation_fusion", {"gradient_accumulation_fusion": True}, {}, False),
+    ("gradient_accumulation_fusion", {"gradient_accumulation_fusion": True}, REPLAYED, None),
     ("mla_down_proj_fusion", {"mla_down_proj_fusion": True}, again(mla_down_proj=0), True),
     ("mla_down_proj_fusion", {"mla_down_proj_fusion": True}, {}, False),
     (
@@ -150,6 +152,13 @@ def test_one_rank_that_saw_nothing_run_speaks_for_the_gang() -> None:
     assert merged([[told(None)], [told(True, "y")]]) == (told(True, "y"),)
     assert merged([[told(True)], [told(False, "0 modules")], [told(None)]]) == (told(False, "0 modules"),)
     assert merged([[], []]) == ()
+
+
+def test_one_stage_that_pairs_micro_batches_is_enough() -> None:
+    knob = "overlap_moe_expert_parallel_comm"
+    idle, busy, blind = (Evidence(knob=knob, requested=True, seen="x", active=each) for each in (False, True, None))
+    assert merged([[blind], [idle], [busy]]) == (busy,)
+    assert merged([[blind], [idle]]) == (idle,)
 
 
 def test_a_refusal_tells_what_was_asked_and_seen_and_keeps_the_rest() -> None:
@@ -217,6 +226,17 @@ def test_fp8_is_seen_in_the_kernels_where_their_names_are_known(
 def test_grouped_cutlass_kernels_are_seen_or_the_fallback_is(names: dict[str, int], verdict: bool | None) -> None:
     row = profiled(names, Candidate(knobs={}, env={"NVTE_USE_CUTLASS_GROUPED_GEMM": "1"}))
     assert row.active is verdict
+
+
+@pytest.mark.parametrize(
+    ("candidate", "absent"),
+    [
+        (Candidate(knobs={"fp8": "hybrid", "fp8_recipe": "blockwise"}), {"low_precision_layers": 0}),
+        (Candidate(knobs={}, env={"NVTE_USE_CUTLASS_GROUPED_GEMM": "1"}), {"moe_layers": 0}),
+    ],
+)
+def test_kernels_of_a_stage_without_such_layers_say_nothing(candidate: Candidate, absent: dict[str, int]) -> None:
+    assert profiled(BF16, candidate, **absent).active is None
 
 
 def test_a_fused_kernel_tells_of_a_call_that_a_graph_hides() -> None:

@@ -116,6 +116,7 @@ def test_a_trial_is_measured_and_its_cost_is_complete(gang: LocalGang) -> None:
     assert phases.measure_s >= sum(step.step_time_s for step in outcome.steps) * 0.9
     assert outcome.profile_error is None
     assert outcome.profile is not None
+    assert {"gemm", "moe", "communication"} <= set(outcome.profile.categories_s)  # real Megatron under gloo
     assert 0 < phases.profile_s < phases.fixed_s
 
 

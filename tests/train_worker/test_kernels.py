@@ -52,6 +52,35 @@ def test_the_innermost_operators_work_and_a_known_one_counts_whole() -> None:
         ("elementwise", "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"),
         ("elementwise", "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<>"),
         ("gemm", "aten::mm"),
+        # from profiles of an H200 (torch 2.11, Transformer Engine 2.20.2)
+        ("fp8_gemm", "nvjet_sm90_qrtst_128x128_128x6_2x1_v_bz_coopA_algo2_Avec128_Bvec128_TNT"),
+        ("gemm", "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"),
+        (
+            "gemm",
+            "_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalINS1_17GroupProblemShapeIN4cute5tupleIJiiiEE",
+        ),
+        ("gemm", "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_nt_align1>"),
+        ("gemm", "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>"),
+        ("attention", "void cudnn::fusion::fmha_reduce_head<true>(void const*, void*)"),
+        ("quantise", "transformer_engine::(anonymous namespace)::compute_scale_from_amax_kernel(float const*, float*)"),
+        ("quantise", "cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e4m3*)"),
+        ("moe", "void at::native::indexFuncLargeIndex<c10::BFloat16, long, unsigned int, 2, 2, -2, true, ReduceAdd>"),
+        (
+            "moe",
+            "void transformer_engine::(anonymous namespace)::multi_padding_kernel<4, __nv_bfloat16>(MultiPaddingArgs)",
+        ),
+        ("moe", "void at::native::sbtopk::gatherTopK<float, unsigned int, 2, false>"),
+        (
+            "optimizer",
+            "void multi_tensor_apply_kernel<TensorListMetadata<1>, multi_tensor_l2norm::L2NormFunctor<float>>",
+        ),
+        # "lambda" is no LAMB
+        (
+            "elementwise",
+            "void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda(TensorIteratorBase&)::{lambda()#3}>",
+        ),
+        ("elementwise", "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::OpaqueType<2u>>"),
+        ("elementwise", "void (anonymous namespace)::softmax_warp_forward<float, float, float, 5, false, false>"),
     ],
 )
 def test_a_kernel_is_known_by_its_name(category: str, name: str) -> None:

@@ -83,7 +83,8 @@ def test_the_wall_is_named_with_the_numbers_that_decide(
 
 
 def test_an_idle_cpu_is_no_host_wall() -> None:
-    assert profile_of(trace(("aten::mm", 0, 100, 1)), 1e-3, "cpu").wall == "compute"
+    found = profile_of(trace(("aten::mm", 0, 100, 1)), 1e-3, "cpu")
+    assert (found.wall, found.suggested) == ("compute", ())
 
 
 def test_what_is_suggested_can_be_set() -> None:

@@ -183,6 +183,23 @@ def test_a_kernel_has_the_phase_of_the_call_that_launched_it() -> None:
     assert calls == {"cudaLaunchKernel": 1, "cuLaunchKernelEx": 1, "cudaMemcpyAsync": 1}
 
 
+def test_a_clock_that_is_apart_is_no_profile() -> None:
+    """Else kernels would be put into the wrong phase and outside the step, without a word."""
+    marks = profiler._Marks(DEVICE)
+    marks.began_ns, marks.ended_ns = 0, 100_000_000
+
+    def read(start_ns: int) -> profiler.Profiled:
+        event = Kineto("CPU", "aten::mm", start_ns, 1_000_000, 1, 1)
+        event.start_thread_id = lambda: 1  # type: ignore[attr-defined]
+        results = SimpleNamespace(events=lambda: [event])
+        return profiler._read(SimpleNamespace(kineto_results=results), marks)  # type: ignore[arg-type]
+
+    assert len(read(98_500_000).trace.events) == 1
+    for start_ns in (-7_000_000, 107_000_000):
+        with pytest.raises(profiler.ProfilerFailed, match="clock is apart"):
+            read(start_ns)
+
+
 def test_a_rank_that_hangs_in_the_profiled_step_ends_with_its_measurement_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

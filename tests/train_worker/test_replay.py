@@ -85,8 +85,16 @@ def test_tokens_and_losses_go_with_the_redrawn_steps() -> None:
     answer = Replay(noisy(between=0.08, within=0.06, repeats=10)).answer(BASELINE, random.Random(3))
     assert isinstance(answer, Measured)
     for step in answer.steps:
+        assert step.gpu_time_s == pytest.approx(step.step_time_s / 2, rel=1e-4)
         assert step.tokens_per_s * step.step_time_s == pytest.approx(GPU_TRAINING.tokens_per_step)
     assert answer.losses == measured((0.2,) * len(answer.steps)).losses
+
+
+def test_a_runner_says_what_the_redrawn_times_say() -> None:
+    answer = ReplayRunner(noisy(between=0.08, within=0.06, repeats=10), 1).run(job())
+    assert isinstance(answer, Measured)
+    assert answer.timing is not None
+    assert answer.timing.median_s == time_of(answer)
 
 
 def test_a_failure_is_answered_as_it_was() -> None:

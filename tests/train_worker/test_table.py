@@ -34,6 +34,9 @@ def test_a_line_is_flat_and_holds_every_knob() -> None:
     assert line["warmup_times_s"] == [1.0, 1.0]
     assert line["losses"] == [9, 8, 7, 6]
     assert line["memory"]["reserved_bytes"] == 20
+    assert line["gpu_times_s"] == [0.5, 0.5, 0.125, 0.13]
+    assert line["gpu_busy_s"] == line["profile"]["gpu_busy_s"] == 0.2
+    assert line["evidence"][0]["knob"] == "moe_grouped_gemm"
     assert line["knobs"] == BASELINE.knobs
     assert line["knobs"]["fp8"] is None
     assert "measured" not in line
@@ -63,6 +66,7 @@ def _spoilt(made: TableRow, **changes: object) -> str:
     ("changes", "said"),
     [
         ({"id": "0" * 12}, "is not that of its knobs and env"),
+        ({"gpu_times_s": [1.0]}, "gpu_times_s must be as many"),
         ({"losses": [1.0]}, "losses and grad_norms must be as many"),
         ({"step_times_s": [], "losses": [9, 8], "grad_norms": [1, 1]}, "step_times_s"),
         ({"step_times_s": [0.0] * 5}, "not above zero"),

@@ -64,9 +64,9 @@ def test_a_drift_is_told_with_its_slope() -> None:
     assert timing.drift_per_step == pytest.approx(0.01, rel=0.15)
     assert timing.drift_p_value < 1e-3
     assert len(timing.remarks) == 1
-    assert timing.remarks[0].startswith("The steps get slower: by 10")
+    assert timing.remarks[0].startswith("The steps get slower, by 0.9")
     falling = step_timing([seconds * (1 - 0.01 * step) for step, seconds in enumerate(QUIET)])
-    assert falling.remarks[0].startswith("The steps get faster: by 1")
+    assert falling.remarks[0].startswith("The steps get faster, by 1.0")
 
 
 def test_a_drift_too_small_to_matter_is_measured_and_not_said() -> None:

@@ -8,10 +8,11 @@ from rich.console import Console
 from tests.tracking.sample import candidate, compared, finished, head, measured, profiled
 from tracking.record import Event
 from train_worker.outcome import Measured
+from train_worker.profile import SUGGESTED
 from tuner.leaderboard import Leaderboard, leaderboard
 from tuner.report import render
 from tuner.report_html import page
-from tuner.walls import wall_line
+from tuner.walls import untried, wall_line
 
 DEFAULT, FAST = candidate(), candidate(moe_token_dispatcher_type="alltoall")
 
@@ -29,14 +30,29 @@ def test_the_default_and_the_winner_have_a_line_each() -> None:
     default, winner = map(wall_line, board.walls)
     assert default == (
         "Wall of the default: host. GPU idle 40%, exposed communication 0% of a 200 ms step: idle more than 25% and "
-        "more than communication; 120 ms of work (gemm 75%, elementwise 25%). Try: cuda_graph_impl=transformer_engine, "
-        "cuda_graph_modules=attn+moe_router+moe_preprocess, manual_gc, micro_batch_size, cpu_affinity."
+        "more than communication; 120 ms of work (gemm 75%, elementwise 25%). Try: moe_grouped_gemm=True, "
+        "cuda_graph_impl=transformer_engine, cuda_graph_modules=attn+moe_router+moe_preprocess, manual_gc, "
+        "micro_batch_size=larger, cpu_affinity."
     )
     assert winner.startswith("Wall of the winner (moe_token_dispatcher_type=alltoall): compute. GPU idle 10%")
     stream = io.StringIO()
     render(board, Console(file=stream, width=1000))
     assert default in stream.getvalue()
     assert winner in stream.getvalue()
+
+
+def test_what_is_set_already_is_not_suggested() -> None:
+    graphed = candidate(
+        moe_grouped_gemm=True, manual_gc=True, cuda_graph_impl="transformer_engine", cuda_graph_modules="attn"
+    )
+    left = untried(SUGGESTED["host"], graphed)
+    assert left == ("cuda_graph_modules=attn+moe_router+moe_preprocess", "micro_batch_size=larger", "cpu_affinity")
+
+
+def test_on_a_cpu_nothing_is_suggested() -> None:
+    default, _ = map(wall_line, board_of(profiled(0.2, device="cpu"), profiled(0.1, device="cpu")).walls)
+    assert default.startswith("Wall of the default: compute. Exposed communication 0% of a 200 ms step")
+    assert "Try" not in default
 
 
 def test_gpu_busy_is_beside_the_step_time() -> None:

@@ -41,7 +41,7 @@ from train_worker.megatron.profiler import with_profile
 from train_worker.megatron.seen import Run
 from train_worker.megatron.step import Trainer, exchange, trainer_of
 from train_worker.meter import PeakMemory, StepClock
-from train_worker.outcome import Diverged, Measured, PhaseTimes, Rejected, StepSample
+from train_worker.outcome import Diverged, Evidence, Measured, PhaseTimes, Rejected, StepSample
 from train_worker.progress import Progress
 from train_worker.timing import enough, step_timing
 
@@ -87,10 +87,8 @@ def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Meas
             seen = Run(
                 built, tuple(trainer.seen), trainer.planned, host.effective(), graphs is not None and graphs.active
             )
-            effective = effective_configuration(job.candidate, seen)
-            differs = first_mismatch_of_ranks(mismatch(job.candidate, effective, job.environment_knobs))
-            evidence = agreed(evidence_of(job.candidate, observer.observed()))
-        if refused := differs or missing(evidence):
+            effective, evidence, refused = _as_asked(job, seen, observer)
+        if refused:
             return refused
         with progress.within("measure"):
             diverged = steps.measure(job.training)
@@ -111,6 +109,16 @@ def refuse_inactive(job: TrialJob) -> Rejected | None:
     """What Megatron would accept and this worker leave undone, by its own rules: a job need not have been screened."""
     refused = verdict(case_of(job.candidate, job.model, job.cluster, job.training), RULES)
     return Rejected(rule=refused.rule, reason=refused.reason) if refused else None
+
+
+def _as_asked(
+    job: TrialJob, seen: Run, observer: Observer
+) -> tuple[dict[str, KnobValue], tuple[Evidence, ...], Rejected | None]:
+    """What is in force, the evidence of what ran, and the refusal where either is not what was asked. Collective."""
+    effective = effective_configuration(job.candidate, seen)
+    differs = first_mismatch_of_ranks(mismatch(job.candidate, effective, job.environment_knobs))
+    evidence = agreed(evidence_of(job.candidate, observer.observed()))
+    return effective, evidence, differs or missing(evidence)
 
 
 class _Steps:

@@ -155,11 +155,13 @@ def _session(
     sweep: LoadedSweep, journal: Journal, screening: LegalSpace, listeners: list[Callable[[Any], None]]
 ) -> SweepSession:
     from tuner.proposer import Proposer
+    from tuner.walls_search import WallsProposer
 
     spec = sweep.spec
     resumed = fold(journal.events) if journal.events else None
     memory = MemoryJudge(screening.facts)
-    proposer = Proposer(screening, spec.objective.direction, spec.seed, spec.budget.trials, memory.state)
+    kind = WallsProposer if spec.search.strategy == "walls" else Proposer
+    proposer = kind(screening, spec.objective.direction, spec.seed, spec.budget.trials, memory.state)
     return SweepSession(sweep, journal, proposer, resumed, listeners)
 
 
