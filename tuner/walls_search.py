@@ -5,6 +5,7 @@ faster, profile again, since "fixing one wall usually exposes the next one". Whe
 other walls' settings follow; when none has, TPE goes on, with all that was measured.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -17,6 +18,7 @@ from tuner.proposer import Proposer
 from tuner.session import Told
 
 Wanted = dict[str, KnobValue]
+FAILURES = 2  # five trials of one FP8 recipe that the guard refuses were run on an H200 before this
 
 
 class WallsProposer(Proposer):
@@ -34,6 +36,7 @@ class WallsProposer(Proposer):
         self._sign = 1.0 if direction == "minimize" else -1.0
         self._knobs = {knob.name: knob for knob in self.space.knobs}
         self._asked: dict[int, Candidate] = {}
+        self._tries: defaultdict[tuple[str, KnobValue], list[int]] = defaultdict(lambda: [0, 0])  # ran, failed
         self._best: tuple[float, Candidate, Wall | None] | None = None
 
     def propose(self, number: int) -> Candidate | None:
@@ -51,15 +54,18 @@ class WallsProposer(Proposer):
         super().adopt(number, candidate)
 
     def tell(self, number: int, told: Told, value: float | None = None, wall: Wall | None = None) -> None:
-        self._keep(self._asked.pop(number), value if told == "measured" else None, wall)
+        self._keep(self._asked.pop(number), told, value, wall)
         super().tell(number, told, value)
 
     def restore(self, candidate: Candidate, told: Told, value: float | None = None, wall: Wall | None = None) -> None:
-        self._keep(candidate, value if told == "measured" else None, wall)
+        self._keep(candidate, told, value, wall)
         super().restore(candidate, told, value)
 
-    def _keep(self, candidate: Candidate, value: float | None, wall: Wall | None) -> None:
-        if value is not None and (self._best is None or self._sign * value < self._best[0]):
+    def _keep(self, candidate: Candidate, told: Told, value: float | None, wall: Wall | None) -> None:
+        if told != "lost":
+            for each in self.space.values(candidate).items():
+                self._tries[each][told == "infeasible"] += 1
+        if told == "measured" and value is not None and (self._best is None or self._sign * value < self._best[0]):
             self._best = (self._sign * value, candidate, wall)
 
     def _against_the_wall(self) -> Candidate | None:
@@ -77,7 +83,7 @@ class WallsProposer(Proposer):
         """Legal candidates with one of `settings` changed, the least different first.
 
         A knob that comes into being with it takes what another of the settings says. Where the rest of the candidate
-        forbids the change, one knob of the rest gives way to its default.
+        forbids the change, one knob of the rest gives way to its default. What never ran is not asked for again.
         """
         values = self.space.values(best)
         together = dict(
@@ -85,16 +91,25 @@ class WallsProposer(Proposer):
         )
         for setting in settings:
             for name, value in self._choices_of(setting, values):
-                if values.get(name) == value and name in values:
+                if (values.get(name) == value and name in values) or self._hopeless(name, value):
                     continue
                 wanted: Wanted = {name: value}
                 companions = {each: told for each, told in together.items() if each not in values}
                 companions |= self._opening(name, values)
-                yield from self._walked(values, companions | wanted, wanted)
-                for other in values:
-                    default = self._knobs[other].default
-                    if other != name and values[other] != default:
-                        yield from self._walked(values, companions | {other: default} | wanted, wanted)
+                alone = list(self._walked(values, companions | wanted, wanted))
+                yield from alone or self._making_room(values, companions, wanted)
+
+    def _making_room(self, values: Wanted, companions: Wanted, wanted: Wanted) -> Iterator[Candidate]:
+        """As `_walked`, with one other knob back at its default."""
+        for other in values:
+            default = self._knobs[other].default
+            if other not in wanted and values[other] != default:
+                yield from self._walked(values, companions | {other: default} | wanted, wanted)
+
+    def _hopeless(self, name: str, value: KnobValue) -> bool:
+        """Whether this value failed as often as `FAILURES` and never ran, wherever it was tried."""
+        ran, failed = self._tries[name, value]
+        return not ran and failed >= FAILURES
 
     def _choices_of(self, setting: str, values: Wanted) -> list[tuple[str, KnobValue]]:
         """(knob, value) pairs of "knob=value", "knob=larger" or "knob", as far as the space has them alive."""

@@ -10,7 +10,7 @@ from search_spaces.screen import screen
 from tests.tuner.test_proposer import LEGAL, LEGAL_SPACE, SPACE, cost
 from train_worker.profile import Wall
 from tuner.sweep import load_sweep
-from tuner.walls_search import WallsProposer
+from tuner.walls_search import FAILURES, WallsProposer
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,6 +90,25 @@ def test_the_same_past_gives_the_same_future(direction: str) -> None:
     for candidate in past:
         again.restore(candidate, "measured", cost(candidate), "host")
     assert run(again, range(6, 12), "communication") == future
+
+
+def test_a_value_that_only_fails_is_not_asked_for_a_third_time(h200: LegalSpace) -> None:
+    """Seen on an H200: FP8 with delayed scaling trained to another loss in each of five trials."""
+    proposer = WallsProposer(h200, "minimize", seed=1, expected_trials=16)
+    proposer.adopt(0, h200.space.default())
+    proposer.tell(0, "measured", 1.0, "compute")
+    named = []
+    for number in range(1, 60):
+        if proposer._against_the_wall() is None:
+            break
+        found = proposer.propose(number)
+        assert found is not None
+        named.append(found.knobs.get("fp8_recipe"))
+        delayed = named[-1] == "delayed"  # every other one is an improvement, and the next one starts from it
+        proposer.tell(number, *(("infeasible", None) if delayed else ("measured", 1.0 - number / 100)), "compute")
+    assert named.count("delayed") == FAILURES
+    assert named.count("tensorwise") + named.count("blockwise") > FAILURES
+    assert len(named) > 10
 
 
 def test_it_goes_on_from_the_best_not_from_the_last() -> None:
