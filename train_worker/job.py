@@ -24,6 +24,9 @@ class TrialJob(Noun):
     )
     profile: bool = Field(True, description="run one more step under the profiler, after the measured ones")
     keep_trace: bool = Field(False, description="bring the profiled step back as a trace that Chrome opens")
+    slow_above_s: PositiveFloat | None = Field(
+        None, description="a step time: where the first measured steps are all slower, no others are run"
+    )
     time_limit_s: PositiveFloat = Field(description="from fork to report, all phases; then the rank is killed: Hung")
 
     @property

@@ -120,6 +120,7 @@ class Measured(Noun):
     profile: StepProfile | None = Field(None, description="of one step of rank 0, run after the measured ones")
     profile_error: str | None = Field(None, description="why there is no profile although one was asked for")
     timing: StepTiming | None = Field(None, description="of the measured steps' step_time_s; None in older records")
+    given_up: bool = Field(False, description="slower than `TrialJob.slow_above_s` in each of its few steps")
     work: Work | None = Field(None, description="None in older records")
 
     @property

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from search_spaces.shapes import Noun
 
+SLOW_STEPS = 3  # measured before a trial may be given up; on an H200 a step scatters by 2 to 18% within a trial
 OUTLIER_SCORE = 3.5  # modified z-score, Iglewicz and Hoaglin (1993): NIST/SEMATECH e-Handbook 1.3.5.17
 OUTLIER_SHARE = 0.10  # of the median: with a small MAD a score alone would name steps that differ by nothing
 SIGNIFICANT = 0.01  # p of the trend test below which a drift is said
@@ -92,6 +93,12 @@ def enough(times_s: Sequence[float], target: float | None, minimum: int, cap: in
         return False
     error = relative_error(times_s)
     return error is not None and error <= target
+
+
+def hopeless(times_s: Sequence[float], limit_s: float | None) -> bool:
+    """Whether the first `SLOW_STEPS` measured steps all took longer than `limit_s`; None: never."""
+    first = times_s[:SLOW_STEPS]
+    return limit_s is not None and len(first) == SLOW_STEPS and min(first) > limit_s
 
 
 def relative_error(times_s: Sequence[float]) -> float | None:

@@ -175,7 +175,7 @@ def _row(rank: int, trials: list[tuple[TrialRecord, Measured]], default: Candida
         tokens_per_s_per_rank=work.tokens_per_s_per_rank(median(times)) if work else None,
         tflops_per_rank=work.tflops_per_rank(median(times)) if work else None,
         routing=work.routing if work else None,
-        remarks=tuple(remark for _, outcome in trials if outcome.timing for remark in outcome.timing.remarks),
+        remarks=tuple(remark for _, outcome in trials for remark in _remarks(outcome)),
         gpu_busy_s=gpu_busy([outcome for _, outcome in trials]),
         peak_memory_bytes=max(outcome.peak_memory_bytes for _, outcome in trials),
         speed=median(base) / median(times) if base else None,
@@ -183,6 +183,12 @@ def _row(rank: int, trials: list[tuple[TrialRecord, Measured]], default: Candida
         default=default is not None and candidate.id == default.id,
         winner=False,
     )
+
+
+def _remarks(outcome: Measured) -> tuple[str, ...]:
+    """What a reader of its step times should know."""
+    given_up = (f"Given up after {len(outcome.steps)} steps: too slow to win.",) if outcome.given_up else ()
+    return given_up + (outcome.timing.remarks if outcome.timing else ())
 
 
 def _steps(trials: list[tuple[TrialRecord, Measured]]) -> list[StepSample]:

@@ -62,13 +62,13 @@ def judge(outcome: Outcome, reference: Measured | None, guard: Guard, at_least: 
     Steps count from 0 and include warm-up: weights part there already. `reference` is the baseline on the same
     data; None (the baseline judging itself) leaves only the refusal of NaN and infinity. A trial may stop sooner than
     the baseline or later: the steps both have are compared, and where these are fewer than `at_least` the trial is
-    Rejected (rule "too-few-steps"): nothing was shown.
+    Rejected (rule "too-few-steps"): nothing was shown. One that was given up as slow has few, and wins nothing by it.
     """
     if not isinstance(outcome, Measured):
         return outcome
     mine = outcome.warmup + outcome.steps
     theirs = reference.warmup + reference.steps if reference else ()
-    if reference and (common := min(len(mine), len(theirs))) < at_least:
+    if reference and not outcome.given_up and (common := min(len(mine), len(theirs))) < at_least:
         return Rejected(
             rule="too-few-steps", reason=f"compared with the baseline over {common} steps, of {at_least} needed"
         )

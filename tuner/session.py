@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from statistics import median
 from typing import Literal, Protocol
 
 from search_spaces.candidate import Candidate
@@ -88,7 +89,8 @@ class SweepSession:
         if isinstance(proposed, str):
             return proposed
         self._running[handle] = (proposed, now())
-        return self.job(proposed.trial_id, proposed.candidate).model_dump_json()
+        job = self.job(proposed.trial_id, proposed.candidate)
+        return job.model_copy(update={"slow_above_s": self._too_slow_s()}).model_dump_json()
 
     def finish(self, handle: str, result_json: str | None) -> None:
         """Take what Tune's trial `handle` brought: a SlotResult as JSON, or None where Tune lost the trial."""
@@ -258,6 +260,14 @@ class SweepSession:
             return False
         self.request_stop(reason)
         return True
+
+    def _too_slow_s(self) -> float | None:
+        """A step time that no winner has, seconds; None before anything ran, or where speed is not the objective."""
+        factor, metric = self.sweep.spec.budget.slow_factor, self.sweep.spec.objective.metric
+        ran = [r.outcome for r in self._searched() if isinstance(r.outcome, Measured)]
+        if factor is None or metric == "peak_memory_bytes" or not ran:
+            return None
+        return factor * min(median(sample.step_time_s for sample in outcome.steps) for outcome in ran)
 
     def _searched(self) -> list[TrialRecord]:
         return [record for record in self.records if record.purpose != "verify"]

@@ -35,12 +35,16 @@ class SpaceChoice(Noun):
 
 
 class Budget(Noun):
-    """Where the search ends: at the first limit reached. `trial_time_limit_s` is for one trial, start to report."""
+    """Where the search ends: at the first limit reached. `trial_time_limit_s` is for one trial, start to report.
+
+    `slow_factor`: a trial whose first steps all take longer than this many times the best one's median is given up.
+    """
 
     trials: PositiveInt
     trial_time_limit_s: PositiveFloat
     wall_time_s: PositiveFloat | None = None
     worker_hours: PositiveFloat | None = None
+    slow_factor: float | None = Field(1.5, gt=1, allow_inf_nan=False)
 
 
 class Search(Noun):

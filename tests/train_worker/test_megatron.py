@@ -38,6 +38,13 @@ from train_worker.outcome import Rejected
 
 WARM = SGD.model_copy(update={"warmup_steps": 3})
 STOPS = SHORT.model_copy(update={"measured_steps": 5, "min_measured_steps": 3, "target_relative_error": 1e-9})
+
+
+def too_slow(slow: Case) -> Case:
+    """The same trial, beside one that is a thousand times faster."""
+    return Case(slow.job.model_copy(update={"slow_above_s": 1e-4, "profile": True}))
+
+
 PARITY = {
     "data": case(2),
     "data, one sequence a micro-batch, overlapped": case(2, micro_batch_size=1, overlap_grad_reduce=True),
@@ -98,6 +105,7 @@ SINGLE = {
     "uneven batch": case(2, SHORT, micro_batch_size=3),
     "stops early": case(2, STOPS.model_copy(update={"target_relative_error": 0.99}), **EXPERT),
     "runs to its cap": case(2, STOPS, **EXPERT),
+    "too slow": too_slow(case(2, STOPS, **EXPERT)),
     "megatron's own draw": case(1, SHORT.model_copy(update={"layout_independent_init": False})),
 }
 
@@ -169,6 +177,10 @@ def test_a_trial_stops_at_the_step_where_its_error_is_small_enough(answers: Answ
         first, second = ({k: v for k, v in answer.items() if k != "phases"} for answer in answers[name])
         assert first == second, name
         assert (len(first["warmup"]), len(first["steps"]), first["timing"]["count"]) == (1, steps, steps)
+    slow = answers["too slow"]
+    assert [len(answer["steps"]) for answer in slow] == [3, 3]
+    assert all(answer["given_up"] and answer["profile"] is None for answer in slow)
+    assert not answers["stops early"][0]["given_up"]
     early, late = losses(answers["stops early"][0]), losses(answers["runs to its cap"][0])
     assert early == late[:4]
 

@@ -5,7 +5,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from train_worker.timing import enough, outlying, relative_error, step_timing
+from train_worker.timing import enough, hopeless, outlying, relative_error, step_timing
 
 QUIET = [0.250, 0.252, 0.249, 0.251, 0.250, 0.248, 0.252, 0.250, 0.251, 0.249, 0.250, 0.251]
 
@@ -13,6 +13,20 @@ QUIET = [0.250, 0.252, 0.249, 0.251, 0.250, 0.248, 0.252, 0.250, 0.251, 0.249, 0
 def noisy(seed: int, count: int = 20, spread: float = 0.02) -> list[float]:
     draw = random.Random(seed)
     return [0.25 * (1 + spread * draw.gauss(0, 1)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("times", "limit", "given_up"),
+    [
+        ([2.0, 2.0, 2.0], 1.5, True),
+        ([2.0, 1.4, 2.0, 2.0], 1.5, False),  # one quick step is enough
+        ([2.0, 2.0, 2.0, 1.0], 1.5, True),  # looked at when there are three
+        ([9.0, 9.0], 1.5, False),
+        ([9.0, 9.0, 9.0], None, False),
+    ],
+)
+def test_a_trial_is_given_up_on_its_first_three_steps(times: list[float], limit: float | None, given_up: bool) -> None:
+    assert hopeless(times, limit) is given_up
 
 
 def test_a_quiet_trial_has_numbers_and_no_remarks() -> None:

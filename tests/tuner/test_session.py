@@ -2,7 +2,7 @@
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from train_worker.outcome import (
     Crashed,
     Diverged,
     Hung,
+    Measured,
     Outcome,
     OutOfMemory,
 )
@@ -35,6 +36,39 @@ def test_the_default_comes_first_and_the_budget_ends_it(bench: Bench) -> None:
     assert session.next_job("more") == "done"
     assert "8 trials" in session.stop_reason
     assert [event for event in bench.seen if isinstance(event, TrialRecord)] == session.records
+
+
+def test_a_trial_is_told_which_step_time_no_winner_has(bench: Bench) -> None:
+    session = bench.session()
+    limits = []
+    for handle, seconds in (("a", 2.0), ("b", 4.0), ("c", 1.0), ("d", 3.0)):
+        limits.append(TrialJob.model_validate_json(session.next_job(handle)).slow_above_s)
+        session.finish(handle, result(measured(seconds)))
+    assert limits == [None, 3.0, 3.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("budget: {", "budget: {slow_factor: null, "),
+        lambda text: text + "objective: {metric: peak_memory_bytes, direction: minimize}\n",
+    ],
+)
+def test_no_trial_is_given_up_where_it_was_not_asked_for(tmp_path: Path, change: Callable[[str], str]) -> None:
+    session = Bench(tmp_path, change=change).session()
+    for handle in ("a", "b"):
+        assert TrialJob.model_validate_json(session.next_job(handle)).slow_above_s is None
+        session.finish(handle, result(measured(1.0)))
+
+
+def test_a_trial_that_was_given_up_is_measured_and_wins_nothing(bench: Bench) -> None:
+    session = bench.session()
+    session.next_job("a")
+    session.finish("a", result(measured(1.0)))
+    session.next_job("b")
+    session.finish("b", result(measured(4.0).model_copy(update={"given_up": True, "warmup": ()})))
+    assert isinstance(session.records[1].outcome, Measured)
+    assert session.winner() == session.records[0]
 
 
 def test_one_slot_has_one_trial_at_a_time(bench: Bench) -> None:

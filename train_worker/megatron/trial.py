@@ -43,7 +43,7 @@ from train_worker.megatron.step import Trainer, exchange, trainer_of
 from train_worker.meter import PeakMemory, StepClock
 from train_worker.outcome import Diverged, Evidence, Measured, PhaseTimes, Rejected, StepSample
 from train_worker.progress import Progress
-from train_worker.timing import enough, step_timing
+from train_worker.timing import enough, hopeless, step_timing
 
 
 def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Measured | Diverged | Rejected:
@@ -91,13 +91,13 @@ def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Meas
         if refused:
             return refused
         with progress.within("measure"):
-            diverged = steps.measure(job.training)
+            diverged = steps.measure(job.training, job.slow_above_s)
         if diverged:
             return diverged
         with progress.within("report"):
             measured = _measured(job, progress, steps, built, effective).model_copy(update={"evidence": evidence})
             keeper = keeper or Keeper()
-            if not job.profile:
+            if not job.profile or steps.slow:
                 return measured
             keeper.measured(measured)
         with progress.within("profile"):
@@ -132,6 +132,7 @@ class _Steps:
         self.graphs, self.observer = graphs, observer
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
+        self.slow = False  # given up before there were enough
         self.times: list[list[float]] = []  # of each step: the slowest rank's wall time, and on cuda the events' time
 
     def warm_up(self, count: int) -> Diverged | None:
@@ -152,12 +153,18 @@ class _Steps:
         with self.memory.observe(), self.observer.watching() if self.observer else nullcontext():
             yield
 
-    def measure(self, training: TrainingShape) -> Diverged | None:
-        """Steps until there are enough: every rank has the same times of the slowest, and so stops at the same step."""
+    def measure(self, training: TrainingShape, slow_above_s: float | None = None) -> Diverged | None:
+        """Steps until there are enough, or all are too slow (`slow`).
+
+        Every rank has the same times of the slowest, and so stops at the same step.
+        """
         warm, cap, target = len(self.times), training.measured_steps, training.target_relative_error
-        while not enough([wall for wall, *_ in self.times[warm:]], target, training.min_measured_steps or cap, cap):
+        times: list[float] = []
+        while not (self.slow or enough(times, target, training.min_measured_steps or cap, cap)):
             if diverged := self._one():
                 return diverged
+            times = [wall for wall, *_ in self.times[warm:]]
+            self.slow = len(times) < cap and hopeless(times, slow_above_s)
         return None
 
     def _one(self) -> Diverged | None:
@@ -207,6 +214,7 @@ def _measured(
         fingerprint=fingerprint(job.cluster.device),
         phases=PhaseTimes(build_s=seconds["build"], warmup_s=seconds["warmup"], measure_s=seconds["measure"]),
         timing=step_timing([sample.step_time_s for sample in samples[warm:]]),
+        given_up=steps.slow,
         work=job.work,
     )
 
