@@ -36,10 +36,19 @@ def render(found: Statuses, console: Console) -> None:
     if not found.runs:
         console.print("no runs yet")
         return
-    table = Table("sweep", "run", "state", "finished", "in flight", "verdict")
+    table = Table("sweep", "run", "state", "finished", "in flight", "verdict", "next")
     for each in found.runs:
-        table.add_row(Text(each.sweep), each.run, each.state, str(each.finished), str(each.in_flight), each.verdict)
+        counts = (str(each.finished), str(each.in_flight))
+        table.add_row(Text(each.sweep), each.run, each.state, *counts, each.verdict, to_resume(each))
     console.print(table)
+
+
+def to_resume(run: RunStatus) -> str:
+    """What is left of a run that no driver works on, in words; empty where nothing is."""
+    if run.cut_short:
+        trials = "1 trial that was cut short runs" if run.cut_short == 1 else f"{run.cut_short} trials cut short run"
+        return f"go on with --resume: {trials} again"
+    return "go on with --resume" if run.state == "resumable" else ""
 
 
 def stop(sweep_folder: Path, wait_s: float) -> RunStatus:
