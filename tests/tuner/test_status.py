@@ -77,14 +77,14 @@ def test_the_table_shows_states_and_names_as_they_are(tmp_path: Path) -> None:
         assert "--resume" not in printed(tmp_path)
 
 
-@pytest.mark.parametrize(("events", "words"), [(5, "1 trial that was cut short runs again"), (4, "")])
+@pytest.mark.parametrize(("events", "words"), [(5, " (1 cut short, to run again)"), (4, "")])
 def test_what_a_resume_does_is_said_in_words(tmp_path: Path, events: int, words: str) -> None:
     run = next_run(tmp_path / "laptop")
     with Journal.create(run.journal) as journal:
         for event in sweep()[:events]:
             journal.put(event)
     found = statuses(tmp_path).runs[0]
-    assert to_resume(found) == "go on with --resume" + (f": {words}" if words else "")
+    assert to_resume(found) == "go on with --resume" + words
     assert to_resume(found) in printed(tmp_path)
 
 

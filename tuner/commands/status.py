@@ -46,8 +46,7 @@ def render(found: Statuses, console: Console) -> None:
 def to_resume(run: RunStatus) -> str:
     """What is left of a run that no driver works on, in words; empty where nothing is."""
     if run.cut_short:
-        trials = "1 trial that was cut short runs" if run.cut_short == 1 else f"{run.cut_short} trials cut short run"
-        return f"go on with --resume: {trials} again"
+        return f"go on with --resume ({run.cut_short} cut short, to run again)"
     return "go on with --resume" if run.state == "resumable" else ""
 
 
