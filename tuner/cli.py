@@ -10,21 +10,21 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
 
 from pydantic import BaseModel
 from rich.console import Console
 
 from search_spaces.errors import Fault, InputError, MoetuneError, NothingAcceptable
+from tuner import arguments
 from tuner.terminal import console_for, explain, ready_streams, say, set_aside_stdout, silence, unwritten, write
 
 OK, INTERRUPTED = 0, 130
 Command = Callable[[argparse.Namespace, Console], BaseModel | None]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Only a fault of ours shows a traceback."""
-    wanted = list(sys.argv[1:] if arguments is None else arguments)
+    wanted = list(sys.argv[1:] if words is None else words)
     try:
         ready_streams()
         code = _answered(wanted)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _answered(wanted: Sequence[str]) -> int:
     try:
         options = parser().parse_args(wanted)
-    except WrongArguments as error:
+    except arguments.WrongArguments as error:
         explain(error, set_aside_stdout() if "--json" in wanted else None)
         return error.exit_code
     # Libraries print where they like; with --json the real stdout is set aside for the one document.
@@ -68,18 +68,8 @@ def _answered(wanted: Sequence[str]) -> int:
     return int(options.exit_code)
 
 
-class WrongArguments(InputError):
-    """The command line cannot be read."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        usage = " ".join(self.format_usage().removeprefix("usage:").split())
-        raise WrongArguments([Fault(message)], usage)
-
-
 def parser() -> argparse.ArgumentParser:
-    top = _Parser(
+    top = arguments.Parser(
         prog="moetune", description="Finds the fastest correct way to train a Mixture-of-Experts model, and proves it."
     )
     top.add_argument("--version", action="version", version=f"moetune {version('moetune')}")
@@ -188,12 +178,13 @@ def _status(options: argparse.Namespace, console: Console) -> BaseModel | None:
 
 
 def _stop(options: argparse.Namespace, console: Console) -> BaseModel | None:
-    from tuner.commands.status import stop
+    from tuner.commands.status import stop, to_resume
     from tuner.sweep import load_sweep
 
     spec = load_sweep(options.sweep).spec
     found = stop(spec.tracking.folder / spec.name, options.wait)
-    console.print(f"{found.sweep}/{found.run}: {found.state}, {found.finished} finished trials kept")
+    left = f"; {words}" if (words := to_resume(found)) else ""
+    console.print(f"{found.sweep}/{found.run}: {found.state}, {found.finished} finished trials kept{left}")
     return found
 
 
@@ -228,76 +219,22 @@ def _ui(options: argparse.Namespace, _console: Console) -> BaseModel | None:
     return ui(uri, options.port, announce if options.json else None)
 
 
-def _sweep_argument(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("sweep", type=Path, metavar="SWEEP", help="the sweep file (YAML)")
-
-
-def _add_check(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("file", type=Path, metavar="FILE", help="JSON or YAML: one configuration, or a list of them")
-
-
-def _add_run(verb: argparse.ArgumentParser) -> None:
-    _sweep_argument(verb)
-    verb.add_argument("--resume", action="store_true", help="go on with the latest run of this sweep")
-    verb.add_argument("--address", help="join this Ray cluster (host:port) instead of starting a private one")
-    verb.add_argument(
-        "--isolation", choices=["slot", "job"], help="slot: warm workers (default); job: a Ray job a trial"
-    )
-
-
-def _add_report(verb: argparse.ArgumentParser) -> None:
-    _sweep_argument(verb)
-    verb.add_argument("-o", "--output", type=Path, metavar="DIR", help="write an HTML report there")
-    verb.add_argument("--run", help='which run, such as "001"; the latest by default')
-
-
-def _add_init(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--model", required=True, help="a preset's name, such as qwen3-30b-a3b")
-    verb.add_argument("--gpu", required=True, help='GPU name, such as H200, or "cpu"')
-    verb.add_argument("--gpus", required=True, type=int, metavar="N", help="how many of them")
-    verb.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")
-
-
-def _add_status(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "folder", nargs="?", type=Path, default=Path("moetune-runs"), help="tracking.folder, or a sweep file"
-    )
-
-
-def _add_stop(verb: argparse.ArgumentParser) -> None:
-    _sweep_argument(verb)
-    verb.add_argument("--wait", type=float, default=60.0, metavar="S", help="seconds to wait for the sweep to end")
-
-
-def _add_fingerprint(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what the workers train on")
-    verb.add_argument("--address", help="ask a worker of this Ray cluster; this machine by default")
-
-
-def _add_replay(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("table", type=Path, metavar="TABLE", help="recorded trials, one JSON object a line")
-    verb.add_argument("--strategy", required=True, metavar="S", help="random, tpe or one-factor")
-    verb.add_argument("--trials", required=True, type=int, metavar="N", help="trials a search may run")
-    verb.add_argument("--seeds", type=int, default=20, metavar="K", help="searches, each with a seed (default: 20)")
-
-
-def _add_ui(verb: argparse.ArgumentParser) -> None:
-    _sweep_argument(verb)
-    verb.add_argument("--port", type=int, default=5000, help="loopback port (default: 5000)")
-
-
 VERBS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], str]] = {
-    "init": (_init, _add_init, "write a commented sweep file"),
-    "plan": (_plan, _sweep_argument, "what a sweep would try, and what the rules refuse; needs no worker"),
-    "check": (_check, _add_check, "verdict for explicit configurations, one or a list; needs no GPU"),
-    "memory": (_memory, _add_check, "bytes per GPU by part, for explicit configurations; needs no GPU"),
-    "run": (_run, _add_run, "run a sweep: Ray Tune, Optuna, Ray Train, MLflow"),
-    "report": (_report, _add_report, "leaderboard, failures and costs of a run; fills in what MLflow lacks"),
-    "status": (_status, _add_status, "runs and what they are doing"),
-    "stop": (_stop, _add_stop, "stop a running sweep cleanly, keeping its results"),
-    "fingerprint": (_fingerprint, _add_fingerprint, "stack and hardware as seen on a worker"),
-    "replay": (_replay, _add_replay, "a search strategy on recorded trials: regret, wasted seconds; needs no GPU"),
-    "ui": (_ui, _add_ui, "the MLflow dashboard, on loopback"),
+    "init": (_init, arguments.add_init, "write a commented sweep file"),
+    "plan": (_plan, arguments.sweep_argument, "what a sweep would try, and what the rules refuse; needs no worker"),
+    "check": (_check, arguments.add_check, "verdict for explicit configurations, one or a list; needs no GPU"),
+    "memory": (_memory, arguments.add_check, "bytes per GPU by part, for explicit configurations; needs no GPU"),
+    "run": (_run, arguments.add_run, "run a sweep: Ray Tune, Optuna, Ray Train, MLflow"),
+    "report": (_report, arguments.add_report, "leaderboard, failures and costs of a run; fills in what MLflow lacks"),
+    "status": (_status, arguments.add_status, "runs and what they are doing"),
+    "stop": (_stop, arguments.add_stop, "stop a running sweep cleanly, keeping its results"),
+    "fingerprint": (_fingerprint, arguments.add_fingerprint, "stack and hardware as seen on a worker"),
+    "replay": (
+        _replay,
+        arguments.add_replay,
+        "a search strategy on recorded trials: regret, waste; needs no GPU",
+    ),
+    "ui": (_ui, arguments.add_ui, "the MLflow dashboard, on loopback"),
 }
 
 if __name__ == "__main__":

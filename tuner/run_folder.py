@@ -44,7 +44,10 @@ Doing = Literal["running", "stopping", "done", "resumable", "unreadable"]
 
 
 class RunStatus(Noun):
-    """One line of `moetune status`."""
+    """One line of `moetune status`.
+
+    A trial without a result is in flight while a driver runs, and cut short where none does: --resume runs it again.
+    """
 
     sweep: str
     run: str
@@ -52,6 +55,7 @@ class RunStatus(Noun):
     state: Doing
     finished: int
     in_flight: int
+    cut_short: int
     verdict: str
 
 
@@ -92,23 +96,26 @@ def status_of(run: RunFolder) -> RunStatus:
         events = read_events(run.journal)
         state = fold(events) if events else None  # a driver that has just started has not written its head yet
     except (InputError, ResourceMissing):
-        return _status(run, "unreadable", 0, 0, "")
+        return _status(run, "unreadable")
     verdict = state.compared[-1].verdict if state and state.compared else ""
     doing: Doing
     if run.running():
         doing = "stopping" if run.stop_file.exists() else "running"
     else:
         doing = "done" if verdict else "resumable"
-    return _status(run, doing, len(state.finished) if state else 0, len(state.in_flight) if state else 0, verdict)
+    return _status(run, doing, state, verdict)
 
 
-def _status(run: RunFolder, state: Doing, finished: int, in_flight: int, verdict: str) -> RunStatus:
+def _status(run: RunFolder, doing: Doing, state: JournalState | None = None, verdict: str = "") -> RunStatus:
+    unended = len(state.in_flight) if state else 0
+    driven = doing in ("running", "stopping")
     return RunStatus(
         sweep=run.path.parent.name,
         run=run.name,
         folder=str(run.path),
-        state=state,
-        finished=finished,
-        in_flight=in_flight,
+        state=doing,
+        finished=len(state.finished) if state else 0,
+        in_flight=unended if driven else 0,
+        cut_short=0 if driven else unended,
         verdict=verdict,
     )

@@ -207,3 +207,23 @@ def test_exit_codes_in_the_readme_are_those_of_the_errors() -> None:
         errors.Interrupted,
     )
     assert said == {0} | {kind.exit_code for kind in kinds}
+
+
+def test_walls_and_what_to_try_against_them_are_those_of_the_profile() -> None:
+    from train_worker import profile
+
+    source = text(Path("docs/walls.md"))
+    rows = re.findall(r"^\| (memory|host|communication|compute) \| (.*?) \| (.*?) \|$", source, re.MULTILINE)
+    assert {wall: tuple(re.findall(r"`(.+?)`", settings)) for wall, _, settings in rows} == profile.SUGGESTED
+    shares = {wall: [float(each) / 100 for each in re.findall(r"(\d+)%", when)] for wall, when, _ in rows}
+    assert shares == {
+        "memory": [profile.MEMORY_SHARE],
+        "host": [profile.HOST_SHARE],
+        "communication": [profile.COMMUNICATION_SHARE],
+        "compute": [],
+    }
+    keys = [
+        key for names in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", source, re.MULTILINE) for key in names.split(", ")
+    ]
+    assert keys
+    assert not {key.strip("`") for key in keys} - set(profile.StepProfile.model_fields)

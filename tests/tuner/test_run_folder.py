@@ -84,18 +84,20 @@ def test_a_run_that_is_not_there_lists_those_that_are(home: Path) -> None:
 def test_a_finished_run_is_done_with_its_verdict(home: Path) -> None:
     found = status_of(written(next_run(home), sweep("tie")))
     assert (found.sweep, found.run, found.state, found.verdict) == ("laptop", "001", "done", "tie")
-    assert (found.finished, found.in_flight) == (9, 0)
+    assert (found.finished, found.in_flight, found.cut_short) == (9, 0, 0)
 
 
 def test_a_run_whose_driver_is_gone_is_resumable(unfinished: RunFolder) -> None:
     found = status_of(unfinished)
-    assert (found.state, found.finished, found.in_flight, found.verdict) == ("resumable", 1, 1, "")
+    assert (found.state, found.finished, found.verdict) == ("resumable", 1, "")
+    assert (found.in_flight, found.cut_short) == (0, 1)
 
 
 @pytest.mark.usefixtures("driver")
 def test_a_run_with_a_driver_is_running_and_then_stopping(unfinished: RunFolder) -> None:
     assert unfinished.running()
-    assert status_of(unfinished).state == "running"
+    found = status_of(unfinished)
+    assert (found.state, found.in_flight, found.cut_short) == ("running", 1, 0)
     unfinished.stop_file.touch()
     assert status_of(unfinished).state == "stopping"
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from search_spaces.errors import InputError, ResourceMissing
 from tests.tracking.sample import candidate, finished, measured, sweep
 from tracking.journal import Journal
-from tuner.commands.status import render, statuses, stop
+from tuner.commands.status import render, statuses, stop, to_resume
 from tuner.run_folder import RunFolder, next_run
 
 
@@ -74,6 +74,18 @@ def test_the_table_shows_states_and_names_as_they_are(tmp_path: Path) -> None:
     running = run_of(tmp_path / "laptop", verdict=False)
     with driving(running):
         assert "running" in printed(tmp_path)
+        assert "--resume" not in printed(tmp_path)
+
+
+@pytest.mark.parametrize(("events", "words"), [(5, " (1 cut short, to run again)"), (4, "")])
+def test_what_a_resume_does_is_said_in_words(tmp_path: Path, events: int, words: str) -> None:
+    run = next_run(tmp_path / "laptop")
+    with Journal.create(run.journal) as journal:
+        for event in sweep()[:events]:
+            journal.put(event)
+    found = statuses(tmp_path).runs[0]
+    assert to_resume(found) == "go on with --resume" + words
+    assert to_resume(found) in printed(tmp_path)
 
 
 def test_nothing_there_is_said(tmp_path: Path) -> None:

@@ -28,6 +28,21 @@ def test_no_place_for_the_answer_is_a_missing_resource(tmp_path: Path, flag: str
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "run --help"])
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_help_that_cannot_be_written_is_said_too(words: str, buffered: str) -> None:
+    done = shell(f"{words} >/dev/full", PYTHONUNBUFFERED=buffered)
+    assert done.returncode == 4
+    assert done.stderr.startswith("moetune: cannot write the answer: no space left")
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_help_is_written_where_it_can() -> None:
+    done = shell("run --help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--resume" in done.stdout
+
+
 @pytest.mark.parametrize("place", ["2>&-", "2>/dev/full"])
 def test_without_stderr_the_answer_and_the_code_remain(tmp_path: Path, place: str) -> None:
     done = shell(f"check {written(tmp_path, GOOD)} --json {place}")

@@ -36,10 +36,18 @@ def render(found: Statuses, console: Console) -> None:
     if not found.runs:
         console.print("no runs yet")
         return
-    table = Table("sweep", "run", "state", "finished", "in flight", "verdict")
+    table = Table("sweep", "run", "state", "finished", "in flight", "verdict", "next")
     for each in found.runs:
-        table.add_row(Text(each.sweep), each.run, each.state, str(each.finished), str(each.in_flight), each.verdict)
+        counts = (str(each.finished), str(each.in_flight))
+        table.add_row(Text(each.sweep), each.run, each.state, *counts, each.verdict, to_resume(each))
     console.print(table)
+
+
+def to_resume(run: RunStatus) -> str:
+    """What is left of a run that no driver works on, in words; empty where nothing is."""
+    if run.cut_short:
+        return f"go on with --resume ({run.cut_short} cut short, to run again)"
+    return "go on with --resume" if run.state == "resumable" else ""
 
 
 def stop(sweep_folder: Path, wait_s: float) -> RunStatus:
