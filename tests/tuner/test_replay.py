@@ -1,5 +1,6 @@
 """Strategies on a recorded table: only its rows can be tried, the budget holds, and the table is the judge."""
 
+import contextlib
 import json
 import math
 import random
@@ -18,7 +19,7 @@ from train_worker.outcome import OutOfMemory
 from train_worker.replay import Replay
 from train_worker.table import RecordedTable
 from tuner.cli import main
-from tuner.replay import Game, Strategy, compete
+from tuner.replay import BudgetSpent, Game, Strategy, compete
 from tuner.replay_space import table_space
 from tuner.replay_strategies import STRATEGIES
 
@@ -55,6 +56,23 @@ def test_the_legal_points_are_the_rows() -> None:
     assert sorted(each.id for each in legal) == sorted(IDS)
     assert legal.space.default() == BASELINE
     assert legal.total > legal.count == COUNT
+
+
+def test_walls_reads_the_recorded_profiles() -> None:
+    """All rows stand at the compute wall; of its settings the table has FP8 beside the baseline's other knobs."""
+    played = game(SEPARABLE, trials=2)
+    asked: list[Candidate] = []
+    answer = played.measure
+
+    def measure(candidate: Candidate) -> float | None:
+        asked.append(candidate)
+        return answer(candidate)
+
+    played.measure = measure  # type: ignore[method-assign]
+    with contextlib.suppress(BudgetSpent):
+        STRATEGIES["walls"](played)
+    assert asked[0] == BASELINE
+    assert asked[1].knobs == BASELINE.knobs | {"fp8": "hybrid", "fp8_recipe": "blockwise"}
 
 
 @pytest.mark.parametrize(
