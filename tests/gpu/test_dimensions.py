@@ -10,7 +10,7 @@ from tests.gpu.conftest import Run, noted
 from tests.gpu.trials import FAMILIES, NEEDS_BLACKWELL, ONE_GPU, SENT, TWO_GPUS, Trial, candidate_of, job
 from train_worker.gang import LocalGang
 from train_worker.job import TrialJob
-from train_worker.outcome import Crashed, Measured, Outcome, Rejected
+from train_worker.outcome import Measured, Outcome, Rejected
 
 pytestmark = pytest.mark.gpu
 Baseline = Callable[[str], Measured]
@@ -60,6 +60,6 @@ def test_a_recipe_of_a_newer_gpu_says_so(run: Run, arch: str, name: str) -> None
     if int(arch.rsplit("_", 1)[1]) >= 100:
         pytest.skip(f"{arch} has it")
     outcome = run(trial_of(name, Trial(SENT | NEEDS_BLACKWELL[name])))
-    assert isinstance(outcome, Rejected | Crashed), outcome
-    said = outcome.reason if isinstance(outcome, Rejected) else outcome.detail
-    assert "compute capability 10.0" in said, said
+    assert isinstance(outcome, Rejected), outcome
+    assert outcome.rule == "stack-refuses"
+    assert "compute capability 10.0" in outcome.reason

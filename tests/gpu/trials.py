@@ -130,7 +130,9 @@ ONE_GPU: dict[str, Trial] = {
     "attention offloaded": Trial(offload("core_attn+attn_proj"), "four layers", env=WEIGHTS_STAY),
     "experts offloaded": Trial(offload("expert_fc1+moe_act"), "four layers", env=WEIGHTS_STAY),
     "optimizer on the host": Trial(
-        SHARDED | {"use_precision_aware_optimizer": True, "optimizer_cpu_offload": True}, frees="static_bytes"
+        SHARDED
+        | {"use_precision_aware_optimizer": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0},
+        frees="static_bytes",
     ),
     "optimizer half on the host": Trial(
         SHARDED
