@@ -7,7 +7,7 @@ import pytest
 
 from search_spaces.candidate import modules
 from tests.gpu.conftest import Run, noted
-from tests.gpu.trials import FAMILIES, NEEDS_BLACKWELL, ONE_GPU, SENT, TWO_GPUS, Trial, candidate_of, job
+from tests.gpu.trials import FAMILIES, NEEDS_BLACKWELL, ONE_GPU, REFUSED, SENT, TWO_GPUS, Trial, candidate_of, job
 from train_worker.gang import LocalGang
 from train_worker.job import TrialJob
 from train_worker.outcome import Measured, Outcome, Rejected
@@ -53,6 +53,14 @@ def test_a_setting_of_two_gpus_trains_like_one(two: LocalGang, baseline: Baselin
     trial = TWO_GPUS[name]
     reference = baseline(trial.family)
     check(noted(two, trial_of(name, trial)), trial, reference)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_was_seen_to_go_wrong_is_refused_by_the_worker_itself(run: Run, name: str) -> None:
+    rule, trial = REFUSED[name]
+    outcome = run(trial_of(name, trial))
+    assert isinstance(outcome, Rejected), outcome
+    assert outcome.rule == rule
 
 
 @pytest.mark.parametrize("name", NEEDS_BLACKWELL)

@@ -79,7 +79,6 @@ def _layer(case: Case) -> Iterator[Any]:
     import torch
 
     own = _own_norms(case.model.multi_latent_attention, case.on("mla_down_proj_fusion"))
-
     torch_version = "2.11.0" if case.stack is None else case.stack.torch
     with target(case), mock.patch("megatron.core.utils.get_torch_version", return_value=Version(torch_version)):
         from megatron.core.transformer.identity_op import IdentityOp
@@ -105,7 +104,9 @@ def _layer(case: Case) -> Iterator[Any]:
         submodules = TransformerLayerSubmodules(
             input_layernorm=before, self_attention=Attention, pre_mlp_layernorm=after, mlp=Experts
         )
-        yield TransformerLayer(config, submodules, pg_collection=NO_GROUPS, add_layer_offset=False)
+        with mock.patch.object(TransformerLayer, "create_mcore_cudagraph_manager"):  # local graphs: it wants a GPU
+            layer = TransformerLayer(config, submodules, pg_collection=NO_GROUPS, add_layer_offset=False)
+        yield layer
 
 
 def layer_refusal(case: Case) -> str | None:
