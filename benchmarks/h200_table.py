@@ -55,8 +55,7 @@ BF16: Choices = {"fp8": (None,), CUTLASS: (None,)}
 # What costs more seconds a trial, or says less, in part.
 QWEN3_BLOCKS = (
     MAIN,
-    MAIN | MOE_ACT | A2A,
-    MAIN | MOE_ACT | {"moe_token_dispatcher_type": ("allgather",), "micro_batch_size": (8,)},
+    MAIN | MOE_ACT,
     MAIN | FP8 | A2A | {"fp8_recipe": ("tensorwise",), "micro_batch_size": (8,)},
     MAIN | FP8 | PLAIN | {"fp8_recipe": ("delayed",), "micro_batch_size": (8,)},
     MAIN

@@ -42,8 +42,9 @@ NETWORK = (*PEER_LOST, "address already in use", "eaddrinuse", "no route to host
 # Raised while the objects are built or first used, these say that the stack refuses the configuration: Megatron
 # has checks in its layers (TP without sequence parallelism) that speak in the first forward only.
 REFUSALS = (ValueError, AssertionError, NotImplementedError, ImportError)
-# A layout that does not divide (tensor_parallel/utils.py), a kernel of APEX (tensor_parallel/layers.py:1070).
-REFUSING_WORDS = ("is not divisible by", "custom CUDA extension")
+# A layout that does not divide (tensor_parallel/utils.py), a kernel of APEX (tensor_parallel/layers.py:1070), a recipe
+# of a newer GPU (Transformer Engine pytorch/quantization.py:168: MXFP8 in the first forward, seen on one H200).
+REFUSING_WORDS = ("is not divisible by", "custom CUDA extension", "Device compute capability")
 DETAIL_CHARACTERS = 4000
 
 

@@ -15,7 +15,7 @@ DISPATCHER, LATENT, TRANSFORMER = "moe_token_dispatcher_type", "moe_latent_size"
 OFFLOAD, FINE, OFFLOADED = "cpu_offloading", "fine_grained_activation_offloading", "offload_modules"
 INFLIGHT, WARMUP = "fine_grained_offloading_max_inflight_offloads", "cuda_graph_warmup_steps"
 ATTENTION_DROPOUT, HIDDEN_DROPOUT, JITTER = "attention_dropout", "hidden_dropout", "moe_input_jitter_eps"
-OLD_MOE, FP8, FP4 = "moe_layer_recompute", "fp8", "fp4"
+OLD_MOE, FP8, FP4, FUSED_DOWN = "moe_layer_recompute", "fp8", "fp4", "mla_down_proj_fusion"
 SHARDS, REMAT, TP = "tensor_parallel_num_weight_shards", "gtp_weight_remat_size", "tensor_model_parallel_size"
 INSIDE_EXPERTS = frozenset({"expert_fc1", "moe_act", "fused_group_mlp"})
 
@@ -148,9 +148,12 @@ def _captured_offload(case: Case) -> str | None:
 
 def _norm_is_dropped(case: Case) -> bool:
     """With Transformer Engine's layers the norm before the experts is the only one that is a module of its own, except
-    under latent attention; and its output must leave the graph of a captured router."""
+    under latent attention with its down projections apart (gpt_layer_specs.py:259, :296); and its output must leave the
+    graph of a captured router."""
     captures = implementation(case) == "transformer_engine" and "moe_router" in layered(case)
-    if not captures or "layernorm" not in _recomputed(case) or case.model.multi_latent_attention:
+    if not captures or "layernorm" not in _recomputed(case):
+        return False
+    if case.model.multi_latent_attention and not case.on(FUSED_DOWN):
         return False
     if case.text(VARIANT) or case.text(TRANSFORMER, "transformer_engine") != "transformer_engine":
         return False
@@ -166,6 +169,7 @@ def _kept_norm(case: Case) -> str | None:
 
 
 def _kept_norm_of_several(case: Case) -> str | None:
+    """The recipes that do it run as they would without: a double, which a search leaves out."""
     several = len(set(_recomputed(case))) > 1
     dropped = several and _norm_is_dropped(case)
     return "of what is recomputed, layernorm beside a captured moe_router is dropped by Megatron" if dropped else None
@@ -186,7 +190,7 @@ def _norm_offload(case: Case) -> str | None:
 _CONFIG, _LAYER = "core/transformer/transformer_config.py", "core/transformer/transformer_layer.py"
 _RECOMPUTED = frozenset({GRANULARITY, MODULES, OLD_MOE})
 _OFFLOAD = GRAPHS | {FINE, OFFLOADED}
-_NORM = GRAPHS | _RECOMPUTED | {DISPATCHER, SHARED_OVERLAP, LATENT, VARIANT, TRANSFORMER}
+_NORM = GRAPHS | _RECOMPUTED | {DISPATCHER, SHARED_OVERLAP, LATENT, VARIANT, TRANSFORMER, FUSED_DOWN}
 RULES = (
     Rule("CGR-13", GRAPHS | {GRANULARITY}, _full_recompute, f"{_CONFIG}:2523", "use selective recompute"),
     Rule(
@@ -222,7 +226,8 @@ RULES = (
         "leave layernorm out, or capture moe_preprocess too and use alltoall", "build",
     ),
     Rule(
-        "TRAP-13b", _NORM, _kept_norm_of_several, f"{_LAYER}:458; recipes that NVIDIA ships do it",
+        "DUP-09", _NORM, _kept_norm_of_several,
+        f"{_LAYER}:458, core/models/gpt/gpt_layer_specs.py:318; seen on an H200; recipes that NVIDIA ships do it",
         "leave layernorm out, or capture moe_preprocess too and use alltoall", "runtime risk",
     ),
     Rule("TRAP-13c", _OFFLOAD, _norm_offload, f"{_LAYER}:1458", "leave it out of offload_modules", "build"),

@@ -4,11 +4,13 @@ Kept apart from the rules of the stack, so that a configuration can also be judg
 them again before it builds anything (`train_worker.megatron.trial`): a job need not come from a screened space.
 """
 
+from search_spaces.rules.hybridep import GROUP, backend, group
 from search_spaces.rules.rule import Case, Rule
 
 IMPL, TP_OVERLAP, ALONE = "cuda_graph_impl", "tp_comm_overlap", "moe_single_grouped_weight"
 RANK_FACTOR, STASH = "moe_expert_rank_capacity_factor", "moe_paged_stash"
 CUTEDSL, AFFINITY = "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "cpu_affinity"
+CUTLASS, GROUPED = "NVTE_USE_CUTLASS_GROUPED_GEMM", "moe_grouped_gemm"
 ACCUMULATE, LOSS, LOSS_IMPL = "gradient_accumulation_fusion", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl"
 DOWN, DISPATCH_BACKWARD = "mla_down_proj_fusion", "overlap_dispatch_backward_with_experts_wgrad"
 ROPE, SHARED_OVERLAP, DISPATCHER = "apply_rope_fusion", "moe_shared_expert_overlap", "moe_token_dispatcher_type"
@@ -53,14 +55,28 @@ def _replaced_parameters(case: Case) -> str | None:
     return f"{OFFLOAD} loses its parameters to the bf16 optimizer without {SHARDED}" if wrong else None
 
 
+def _captured_pointers(case: Case) -> str | None:
+    """The CUTLASS kernel reads an array of pointers that each call fills on the host: a replay finds a later call's."""
+    wrong = case.text(IMPL, "none") == "full_iteration" and case.on(GROUPED) and case.env.get(CUTLASS, "0") != "0"
+    return f"{CUTLASS} inside a captured iteration: the loss is NaN from the second replay on" if wrong else None
+
+
 def _user_buffers(case: Case) -> str | None:
     return "this worker does not set up Transformer Engine's user buffers yet" if case.on(TP_OVERLAP) else None
 
 
 def _no_second_try(case: Case) -> str | None:
-    """Megatron-LM runs a step again, dropless, where a rank got more tokens than its buffer holds."""
-    asked = [name for name in (RANK_FACTOR, STASH) if case.knobs.get(name)]
-    return f"{asked[0]}: this worker does not repeat steps whose tokens overflow: they are dropped" if asked else None
+    """Megatron-LM runs a step again, dropless, where a rank got more tokens than its buffer holds.
+
+    The buffer is the factor times tokens x topk of one rank (token_dispatcher.py:1096; :1606 times ETP), and a rank can
+    be sent those of the whole group at most. Not counted: FP8 rounds up the rows of each expert.
+    """
+    if case.on(STASH):
+        return f"{STASH}: this worker does not repeat steps whose tokens overflow"
+    factor = case.number(RANK_FACTOR, 0.0)  # 0: no buffer of one size, as without
+    enough = case.layout.expert if backend(case) == "ncclep" else group(case)
+    wrong = 0 < factor < enough
+    return f"{RANK_FACTOR} {factor:g} of {enough} can overflow, and this worker repeats no step" if wrong else None
 
 
 def _experts_in_one_tensor(case: Case) -> str | None:
@@ -137,8 +153,8 @@ RULES = (
         f"set {TP_OVERLAP} to false",
     ),
     Rule(
-        "RUN-05", frozenset({RANK_FACTOR, STASH}), _no_second_try, "TRAP-11; MLM training/training.py:3626",
-        f"leave {RANK_FACTOR} and {STASH} out",
+        "RUN-05", GROUP | {RANK_FACTOR, STASH}, _no_second_try, "TRAP-11; MLM training/training.py:3626",
+        f"leave {STASH} out, and {RANK_FACTOR} too or set it to the number of ranks that share the experts",
     ),
     Rule(
         "RUN-06", frozenset({ALONE}), _experts_in_one_tensor, "train_worker/megatron/init.py",
@@ -187,5 +203,10 @@ RULES = (
     Rule(
         "RUN-18", frozenset({OPTIMIZER_GRAPH}), _captured_optimizer, "MLM training/training.py:3633",
         f"leave {OPTIMIZER_GRAPH} out",
+    ),
+    Rule(
+        "RUN-19", frozenset({IMPL, GROUPED, CUTLASS}), _captured_pointers,
+        "seen on one H200 (transformer-engine 2.20.2): finite in warm-up, NaN from the second replayed step",
+        f"leave {CUTLASS} out, or use other graphs", "first step",
     ),
 )  # fmt: skip

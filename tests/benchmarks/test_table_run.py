@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -104,7 +105,9 @@ def halved(grid: Grid, knob: str, value: object, loss: float = 9.0) -> RecordedT
 def test_a_knob_that_halves_the_step_gains_half_and_the_others_tie() -> None:
     table = halved(QWEN3, "moe_token_dispatcher_type", "allgather")
     by_name = {each.name: said(table, QWEN3.space, each, Guard()) for each in QWEN3.contrasts}
-    assert by_name["allgather against alltoall"].startswith("allgather against alltoall: faster, +49.9%")
+    faster = re.match(r"allgather against alltoall: faster, \+(\S+)%", by_name["allgather against alltoall"])
+    assert faster, by_name
+    assert float(faster[1]) == pytest.approx(50, abs=0.5)  # what the pairs' noise does to the middle of 57 or so
     assert "losses agree" in by_name["allgather against alltoall"]
     assert ": tie, " in by_name["CUTLASS against cuBLAS"]
     assert ": tie, " in by_name["FP8 blockwise against bf16"]

@@ -7,10 +7,10 @@ import pytest
 
 from search_spaces.candidate import modules
 from tests.gpu.conftest import Run, noted
-from tests.gpu.trials import FAMILIES, NEEDS_BLACKWELL, ONE_GPU, SENT, TWO_GPUS, Trial, candidate_of, job
+from tests.gpu.trials import FAMILIES, NEEDS_BLACKWELL, ONE_GPU, REFUSED, SENT, TWO_GPUS, Trial, candidate_of, job
 from train_worker.gang import LocalGang
 from train_worker.job import TrialJob
-from train_worker.outcome import Crashed, Measured, Outcome, Rejected
+from train_worker.outcome import Measured, Outcome, Rejected
 
 pytestmark = pytest.mark.gpu
 Baseline = Callable[[str], Measured]
@@ -55,11 +55,19 @@ def test_a_setting_of_two_gpus_trains_like_one(two: LocalGang, baseline: Baselin
     check(noted(two, trial_of(name, trial)), trial, reference)
 
 
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_was_seen_to_go_wrong_is_refused_by_the_worker_itself(run: Run, name: str) -> None:
+    rule, trial = REFUSED[name]
+    outcome = run(trial_of(name, trial))
+    assert isinstance(outcome, Rejected), outcome
+    assert outcome.rule == rule
+
+
 @pytest.mark.parametrize("name", NEEDS_BLACKWELL)
 def test_a_recipe_of_a_newer_gpu_says_so(run: Run, arch: str, name: str) -> None:
     if int(arch.rsplit("_", 1)[1]) >= 100:
         pytest.skip(f"{arch} has it")
     outcome = run(trial_of(name, Trial(SENT | NEEDS_BLACKWELL[name])))
-    assert isinstance(outcome, Rejected | Crashed), outcome
-    said = outcome.reason if isinstance(outcome, Rejected) else outcome.detail
-    assert "compute capability 10.0" in said, said
+    assert isinstance(outcome, Rejected), outcome
+    assert outcome.rule == "stack-refuses"
+    assert "compute capability 10.0" in outcome.reason

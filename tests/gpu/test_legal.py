@@ -11,7 +11,18 @@ from search_spaces.rules import Case, case_of
 from search_spaces.screen import verdict
 from search_spaces.shapes import StackVersions
 from tests.gpu.test_guard import HONEST
-from tests.gpu.trials import FAMILIES, NEEDS_BLACKWELL, ONE_GPU, SENT, TRAINING, TWO_GPUS, Trial, candidate_of, cluster
+from tests.gpu.trials import (
+    FAMILIES,
+    NEEDS_BLACKWELL,
+    ONE_GPU,
+    REFUSED,
+    SENT,
+    TRAINING,
+    TWO_GPUS,
+    Trial,
+    candidate_of,
+    cluster,
+)
 from tests.search_spaces.oracle_worker import Judge, worker
 
 STACK = StackVersions(
@@ -36,6 +47,14 @@ def configurations() -> Iterator[Judge]:
 def test_a_setting_is_legal(configurations: Judge, name: str) -> None:
     assert verdict(case(ALL[name])) is None
     assert configurations(case(ALL[name])) is None
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_was_seen_to_go_wrong_is_not(name: str) -> None:
+    rule, trial = REFUSED[name]
+    refused = verdict(case(trial))
+    assert refused is not None
+    assert refused.rule == rule
 
 
 @pytest.mark.parametrize("name", NEEDS_BLACKWELL)

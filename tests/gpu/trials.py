@@ -126,11 +126,12 @@ ONE_GPU: dict[str, Trial] = {
     "graph of the iteration": Trial(ITERATION, "padded"),
     "graph of the iteration, recomputed": Trial(ITERATION | full("uniform"), "padded"),
     "graph of the iteration, FP8": Trial(ITERATION | fp8("tensorwise"), "padded", tolerance=FP8),
-    "graph of the iteration, CUTLASS": Trial(ITERATION, "padded", env=CUTLASS),
     "attention offloaded": Trial(offload("core_attn+attn_proj"), "four layers", env=WEIGHTS_STAY),
     "experts offloaded": Trial(offload("expert_fc1+moe_act"), "four layers", env=WEIGHTS_STAY),
     "optimizer on the host": Trial(
-        SHARDED | {"use_precision_aware_optimizer": True, "optimizer_cpu_offload": True}, frees="static_bytes"
+        SHARDED
+        | {"use_precision_aware_optimizer": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0},
+        frees="static_bytes",
     ),
     "optimizer half on the host": Trial(
         SHARDED
@@ -167,6 +168,8 @@ TWO_GPUS: dict[str, Trial] = {
         SHARDED | {"overlap_grad_reduce": True, "overlap_param_gather": True}, ranks=2
     ),
 }  # fmt: skip
+# name -> (rule of the worker, a trial that it refuses): seen to train to NaN.
+REFUSED = {"graph of the iteration, CUTLASS": ("RUN-19", Trial(ITERATION, "padded", env=CUTLASS))}
 NEEDS_BLACKWELL: dict[str, Knobs] = {
     "MXFP8": fp8("mxfp8"), "NVFP4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
 }  # fmt: skip

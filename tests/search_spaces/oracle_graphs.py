@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -9,7 +10,7 @@ from unittest import mock
 from packaging.version import Version
 
 from search_spaces.rules import Case
-from tests.search_spaces.oracle import REFUSALS, config_arguments, config_class, target
+from tests.search_spaces.oracle import REFUSALS, config_arguments, config_class, load_megatron, target
 
 NO_GROUPS = SimpleNamespace(**dict.fromkeys(("ep", "expt_tp", "tp_ep", "tp", "pp", "cp", "dp_cp"), None))
 
@@ -55,13 +56,32 @@ def preprocess_refusal(case: Case) -> str | None:
     return None
 
 
+@cache
+def _own_norms(latent_attention: bool, fused_down: bool) -> tuple[bool, bool]:
+    """Whether the real spec of Transformer Engine's layers has a norm of its own (before attention, before experts)."""
+    load_megatron("megatron.core.models.gpt.gpt_layer_specs")
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+    from megatron.core.transformer.identity_op import IdentityOp
+
+    pretended = {"TESpecProvider": mock.MagicMock(), "get_mlp_module_spec_for_backend": mock.MagicMock()}
+    with mock.patch.multiple(specs, **pretended):
+        spec = specs.get_gpt_layer_with_transformer_engine_spec(
+            num_experts=8, moe_grouped_gemm=True, multi_latent_attention=latent_attention,
+            mla_down_proj_fusion=fused_down,
+        )  # fmt: skip
+    parts = spec.submodules
+    return parts.input_layernorm is not IdentityOp, parts.pre_mlp_layernorm is not IdentityOp
+
+
 @contextmanager
 def _layer(case: Case) -> Iterator[Any]:
-    """A real TransformerLayer with a norm of its own before its experts, as Transformer Engine's spec has it."""
+    """A real TransformerLayer of experts, with the norms of its own that Transformer Engine's spec gives it."""
     import torch
 
+    own = _own_norms(case.model.multi_latent_attention, case.on("mla_down_proj_fusion"))
     torch_version = "2.11.0" if case.stack is None else case.stack.torch
     with target(case), mock.patch("megatron.core.utils.get_torch_version", return_value=Version(torch_version)):
+        from megatron.core.transformer.identity_op import IdentityOp
         from megatron.core.transformer.moe.moe_layer import MoELayer
         from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
@@ -71,12 +91,22 @@ def _layer(case: Case) -> Iterator[Any]:
 
             def set_layer_number(self, layer_number: int) -> None: ...
 
+            def set_for_recompute_pre_mlp_layernorm(self) -> None: ...
+
+        class Attention(torch.nn.Identity):
+            def set_for_recompute_input_layernorm(self) -> None: ...
+
         def norm(**_: object) -> torch.nn.Module:
             return torch.nn.Identity()
 
         config = config_class(case)(**config_arguments(case))
-        submodules = TransformerLayerSubmodules(pre_mlp_layernorm=norm, mlp=Experts, self_attention=torch.nn.Identity)
-        yield TransformerLayer(config, submodules, pg_collection=NO_GROUPS, add_layer_offset=False)
+        before, after = (norm if has else IdentityOp for has in own)
+        submodules = TransformerLayerSubmodules(
+            input_layernorm=before, self_attention=Attention, pre_mlp_layernorm=after, mlp=Experts
+        )
+        with mock.patch.object(TransformerLayer, "create_mcore_cudagraph_manager"):  # local graphs: it wants a GPU
+            layer = TransformerLayer(config, submodules, pg_collection=NO_GROUPS, add_layer_offset=False)
+        yield layer
 
 
 def layer_refusal(case: Case) -> str | None:
@@ -89,9 +119,10 @@ def layer_refusal(case: Case) -> str | None:
 
 
 def dropped_norm(case: Case) -> str | None:
-    """Whether the real layer recomputes its norm, as asked."""
+    """Whether the real layer recomputes a norm, as asked."""
     with _layer(case) as layer:
-        return None if layer.recompute_pre_mlp_layernorm else "the layer does not recompute its norm"
+        kept = layer.recompute_input_layernorm or layer.recompute_pre_mlp_layernorm
+        return None if kept else "the layer recomputes none of its norms"
 
 
 def dropped_norm_offload(case: Case) -> str | None:

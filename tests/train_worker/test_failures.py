@@ -173,6 +173,7 @@ def test_memory_comes_before_the_peer_that_it_cost() -> None:
         (ImportError("no transformer_engine"), "build", -1),
         (RuntimeError("24 is not divisible by 5"), "warmup", 0),
         (RuntimeError("the custom CUDA extension fused_weight_gradient_mlp_cuda module is not found"), "build", -1),
+        (RuntimeError("Device compute capability 10.0 or higher required for MXFP8 execution."), "warmup", 0),
     ],
 )
 def test_what_the_stack_refuses_is_rejected_with_its_words(error: Exception, phase: str, step: int) -> None:

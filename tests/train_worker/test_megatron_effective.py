@@ -154,6 +154,44 @@ def test_two_projections_fused_into_one_matrix_start_as_the_two() -> None:
     assert torch.equal(fused, torch.cat(apart))
 
 
+def test_a_rank_holds_its_part_of_each_of_two_fused_projections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FusedMLASelfAttention splits what a rank computed into its share of the queries and its share of the rest."""
+    import torch
+
+    from train_worker.megatron import init
+    from train_worker.megatron.config import configs_of
+
+    config = configs_of(case(1, SGD, MLA).job).transformer
+    name = "decoder.layers.0.self_attention.linear_qkv_down_proj.weight"
+    whole = init._full(name, [72, 64], config, 7, torch.device("cpu"))
+    weight: Any = torch.nn.Parameter(torch.empty(36, 64))
+    weight.tensor_model_parallel, weight.partition_dim = True, 0
+    held = []
+    for rank in (0, 1):
+        monkeypatch.setattr(init, "_tensor_parallel_place", lambda _, rank=rank: (2, rank))
+        held.append(init._slice_of(name, weight, config, 7))
+    assert torch.equal(torch.cat([part[:16] for part in held]), whole[:32])
+    assert torch.equal(torch.cat([part[16:] for part in held]), whole[32:])
+
+
+def test_a_field_of_latent_attention_only_reaches_its_configuration() -> None:
+    from train_worker.megatron.config import configs_of
+    from train_worker.megatron.effective import config_mismatch
+
+    job = case(1, SGD, MLA, mla_down_proj_fusion=True).job
+    configs = configs_of(job)
+    assert getattr(configs.transformer, "mla_down_proj_fusion") is True  # noqa: B009  a field of MLATransformerConfig
+    assert config_mismatch(job.candidate, configs) is None
+
+
+@pytest.mark.parametrize(("asked", "moved"), [({}, 1.0), ({"optimizer_offload_fraction": 0.5}, 0.5)])
+def test_all_of_the_optimizer_is_offloaded_unless_a_share_is_asked(asked: dict[str, KnobValue], moved: float) -> None:
+    from train_worker.megatron.config import configs_of
+
+    optimizer = configs_of(case(1, optimizer_cpu_offload=True, **asked).job).optimizer
+    assert (optimizer.optimizer_cpu_offload, optimizer.optimizer_offload_fraction) == (True, moved)
+
+
 def test_the_first_and_last_layers_are_not_asked_for_fp8() -> None:
     """They stay in bf16 as asked, so that a stage that holds only these says what its configuration says."""
     from train_worker.megatron.readers import READERS

@@ -66,7 +66,7 @@ OTHERS = {
     "one chunk a stage": case(2, SHORT, **PIPE, virtual_pipeline_model_parallel_size=1),
     "negative capacity": case(2, SHORT, moe_expert_capacity_factor=-1.0),
     "user buffers": case(2, SHORT, **TENSOR, tp_comm_overlap=True),
-    "a buffer that can overflow": case(2, SHORT, moe_expert_rank_capacity_factor=1.5),
+    "a buffer that can overflow": case(2, SHORT, **EXPERT, moe_expert_rank_capacity_factor=1.5),
     "fused projections": case(2, SHORT, MLA, **EXPERT, mla_down_proj_fusion=True),
 }
 

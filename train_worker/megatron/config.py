@@ -50,7 +50,8 @@ def configs_of(job: TrialJob) -> MegatronConfigs:
     candidate, training = job.candidate, job.training
     knobs = {name: megatron_value(name, value) for name, value in candidate.knobs.items() if not unset(name, value)}
     fixed = _model_fields(job.model) | _training_fields(training) | _derived_fields(candidate)
-    transformer = _transformer_class(job.model)(**(fixed | _of(knobs, TransformerConfig)))
+    owner = _transformer_class(job.model)
+    transformer = owner(**(fixed | _of(knobs, owner)))
     ddp_fields = {
         "grad_reduce_in_fp32": training.params_dtype == "bf16",  # as Megatron-LM with --bf16
         # Megatron-LM has one option for both objects: arguments.py, --fp8-param-gather and --fp4-param-gather.
@@ -181,4 +182,6 @@ def _optimizer_fields(training: TrainingShape) -> dict[str, Any]:
         "params_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
         "sgd_momentum": 0.0,  # plain SGD: the optimizer of the parity tests
+        # With optimizer_cpu_offload all of it moves, as by Megatron-LM's argument; by the class's own 0.0 nothing does.
+        "optimizer_offload_fraction": 1.0,
     }

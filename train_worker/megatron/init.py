@@ -73,10 +73,20 @@ def _slice_of(name: str, parameter: torch.nn.Parameter, config: TransformerConfi
     shape = list(parameter.shape)
     shape[dim] *= ranks
     full = _full(name, shape, config, seed, parameter.device)
-    # A gated fc1 is [gate; up]: each rank holds its part of both, one after the other (Megatron's partition_stride 2).
-    pieces = 2 if config.gated_linear_unit and name.endswith("linear_fc1.weight") else 1
-    split = torch.split(full, shape[dim] // (ranks * pieces), dim=dim)
-    return torch.cat(split[rank::ranks], dim=dim)
+    parts = torch.split(full, _parts(name, shape[dim], config), dim=dim)
+    return torch.cat([part.chunk(ranks, dim=dim)[rank] for part in parts], dim=dim)
+
+
+def _parts(name: str, rows: int, config: TransformerConfig) -> list[int]:
+    """Rows of the matrices that lie in one, of each of which a rank holds its part: a gated fc1 is [gate; up]
+    (Megatron's partition_stride 2), a fused down projection [queries; keys, values and positions]
+    (multi_latent_attention.py:1358)."""
+    if config.gated_linear_unit and name.endswith("linear_fc1.weight"):
+        return [rows // 2, rows // 2]
+    if name.endswith(FUSED_DOWN):
+        queries = int(getattr(config, "q_lora_rank"))  # noqa: B009  a field of MLATransformerConfig
+        return [queries, rows - queries]
+    return [rows]
 
 
 def _tensor_parallel_place(expert: bool) -> tuple[int, int]:
@@ -93,10 +103,11 @@ def _full(name: str, shape: list[int], config: TransformerConfig, seed: int, dev
     """mla_down_proj_fusion puts two matrices into one: each is drawn under the name that it has without."""
     if not name.endswith(FUSED_DOWN):
         return _draw(name, shape, config, seed, device)
-    queries = int(getattr(config, "q_lora_rank"))  # noqa: B009  a field of MLATransformerConfig
-    rows = {"linear_q_down_proj.weight": queries, "linear_kv_down_proj.weight": shape[0] - queries}
     prefix = name.removesuffix(FUSED_DOWN)
-    return torch.cat([_draw(prefix + part, [count, *shape[1:]], config, seed, device) for part, count in rows.items()])
+    names = (f"{prefix}linear_q_down_proj.weight", f"{prefix}linear_kv_down_proj.weight")
+    counts = _parts(name, shape[0], config)
+    drawn = [_draw(n, [count, *shape[1:]], config, seed, device) for n, count in zip(names, counts, strict=True)]
+    return torch.cat(drawn)
 
 
 def _draw(name: str, shape: list[int], config: TransformerConfig, seed: int, device: torch.device) -> torch.Tensor:

@@ -133,7 +133,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, **KEPT_NORM, captured="attn+moe_router+moe_preprocess", dispatcher="allgather"),
         case(H8, **KEPT_NORM, captured="attn+moe_router+moe_preprocess", dispatcher="alltoall"),
     ),
-    "TRAP-13b": (
+    "DUP-09": (
         case(H8, **TE, **SELECTED, modules="layernorm+core_attn", captured="moe_router"),
         case(H8, **ROUTED, **SELECTED, modules="layernorm+core_attn", dispatcher="alltoall"),
     ),
@@ -153,7 +153,7 @@ ORACLE: dict[str, Oracle] = {
     "CGR-20": helper_refusal,
     "STK-01": helper_refusal,
     "TRAP-13": dropped_norm,
-    "TRAP-13b": dropped_norm,
+    "DUP-09": dropped_norm,
     "TRAP-13c": dropped_norm_offload,
     "TRAP-16": nothing_graphable,
 }

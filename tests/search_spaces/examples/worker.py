@@ -6,7 +6,7 @@ from search_spaces.candidate import KnobValue
 from search_spaces.rules import Case
 from search_spaces.shapes import ClusterShape
 from tests.search_spaces.cases import LAPTOP_RANKS, case, gpus
-from tests.search_spaces.examples.clusters import BLACKWELL, H1, H2, H8, MLA
+from tests.search_spaces.examples.clusters import BLACKWELL, CUTLASS, H1, H2, H8, MLA
 from tests.search_spaces.oracle import Oracle
 from tests.search_spaces.oracle_latent import fused_projections
 
@@ -22,13 +22,18 @@ ITERATION: Any = {
     "graphs": "full_iteration", "training": {"warmup_steps": 3}, "dispatcher": "alltoall",
     "moe_expert_capacity_factor": 1.0,
 }  # fmt: skip
+PADS: dict[str, KnobValue] = {"moe_pad_expert_input_to_capacity": True}
+NCCLEP: dict[str, KnobValue] = {"ep": 8, "dispatcher": "flex", "backend": "ncclep"}
 OFFLOAD: dict[str, KnobValue] = {"optimizer_cpu_offload": True}
 QUERIES = MLA | {"q_lora_rank": 32}
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
     "RUN-02": (case(H8, graphs="local"), case(H8, graphs="transformer_engine")),
     "RUN-04": (case(H2, **TP2, tp_comm_overlap=True), case(H2, **TP2, tp_comm_overlap=False)),
-    "RUN-05": (case(H8, moe_expert_rank_capacity_factor=1.5), case(H8, moe_expert_rank_capacity_factor=None)),
+    "RUN-05": (
+        case(H8, **NCCLEP, moe_expert_rank_capacity_factor=7.5),
+        case(H8, **NCCLEP, moe_expert_rank_capacity_factor=8.0),
+    ),
     "RUN-06": (
         case(BLACKWELL, **ONE_TENSOR),
         case(BLACKWELL, training={"layout_independent_init": False}, **ONE_TENSOR),
@@ -66,6 +71,10 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, **OFFLOAD, use_distributed_optimizer=True),
     ),
     "RUN-18": (case(H1, optimizer_cuda_graph=True), case(H1, optimizer_cuda_graph=False)),
+    "RUN-19": (
+        case(H1, **ITERATION, **PADS, moe_grouped_gemm=True, env=CUTLASS),
+        case(H1, **ITERATION, **PADS, moe_grouped_gemm=True),
+    ),
 }
 
 ORACLE: dict[str, Oracle] = {"RUN-12": fused_projections}
