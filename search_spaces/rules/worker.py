@@ -123,6 +123,18 @@ def _no_latent_queries(case: Case) -> str | None:
     return f"{DOWN} without latent attention that compresses its queries has nothing to fuse" if wrong else None
 
 
+def _split_projections(case: Case) -> str | None:
+    """A tensor-parallel rank computes its share of each of the two."""
+    model, ranks = case.model, case.layout.tensor
+    if not case.on(DOWN) or ranks == 1 or not model.multi_latent_attention:
+        return None
+    queries, keys, positions = model.q_lora_rank, model.kv_lora_rank, model.qk_pos_emb_head_dim
+    if queries is None or keys is None or positions is None:  # RUN-12, and a shape that its own check refuses
+        return None
+    uneven = [width for width in (queries, keys + positions) if width % ranks]
+    return f"{DOWN}: a width of {uneven[0]} does not split over TP {ranks}" if uneven else None
+
+
 def _rotary(case: Case) -> str | None:
     wrong = case.on(ROPE) and case.model.multi_latent_attention and case.text("rope_type", "rope") != "yarn"
     return f"this worker gives latent attention plain rotary positions; {ROPE} is for YaRN there" if wrong else None
@@ -178,6 +190,10 @@ RULES = (
     Rule(
         "RUN-12", frozenset({DOWN}), _no_latent_queries, "core/transformer/multi_latent_attention.py:1259",
         f"set {DOWN} to false", level="build",
+    ),
+    Rule(
+        "RUN-12b", frozenset({DOWN, TP}), _split_projections, "core/transformer/multi_latent_attention.py:1352",
+        f"lower TP or set {DOWN} to false", "first step",
     ),
     Rule(
         "RUN-13", frozenset({ROPE, "rope_type"}), _rotary, "train_worker/megatron/config.py", f"set {ROPE} to false"

@@ -8,7 +8,7 @@ from search_spaces.shapes import ClusterShape
 from tests.search_spaces.cases import LAPTOP_RANKS, case, gpus
 from tests.search_spaces.examples.clusters import BLACKWELL, CUTLASS, H1, H2, H8, MLA
 from tests.search_spaces.oracle import Oracle
-from tests.search_spaces.oracle_latent import fused_projections
+from tests.search_spaces.oracle_latent import fused_projections, split_projections
 
 CUTEDSL, CONNECTIONS = "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "CUDA_DEVICE_MAX_CONNECTIONS"
 CORES: dict[str, KnobValue] = {"cpu_affinity": "exclusive"}
@@ -26,6 +26,7 @@ PADS: dict[str, KnobValue] = {"moe_pad_expert_input_to_capacity": True}
 NCCLEP: dict[str, KnobValue] = {"ep": 8, "dispatcher": "flex", "backend": "ncclep"}
 OFFLOAD: dict[str, KnobValue] = {"optimizer_cpu_offload": True}
 QUERIES = MLA | {"q_lora_rank": 32}
+COMPRESSED = QUERIES | {"kv_lora_rank": 32, "qk_pos_emb_head_dim": 8}
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
     "RUN-02": (case(H8, graphs="local"), case(H8, graphs="transformer_engine")),
@@ -47,6 +48,10 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     ),
     "RUN-11": (case(LAPTOP_RANKS, env={CONNECTIONS: "1"}), case(gpus(2), env={CONNECTIONS: "1"})),
     "RUN-12": (case(H8, model=MLA, mla_down_proj_fusion=True), case(H8, model=QUERIES, mla_down_proj_fusion=True)),
+    "RUN-12b": (
+        case(H8, model=COMPRESSED | {"q_lora_rank": 33}, **TP2, mla_down_proj_fusion=True),
+        case(H8, model=COMPRESSED, **TP2, mla_down_proj_fusion=True),
+    ),
     "RUN-13": (case(H8, model=MLA, apply_rope_fusion=True), case(H8, model={}, apply_rope_fusion=True)),
     "RUN-14": (
         case(H8, moe_shared_expert_overlap=True),
@@ -77,4 +82,4 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     ),
 }
 
-ORACLE: dict[str, Oracle] = {"RUN-12": fused_projections}
+ORACLE: dict[str, Oracle] = {"RUN-12": fused_projections, "RUN-12b": split_projections}
