@@ -46,8 +46,9 @@ def _measure(session: SweepSession, proposed: Proposed, run: Callable[[str], str
     """Run one verification trial and record it; False where it was interrupted."""
     started_at = now()
     job = session.job(proposed.trial_id, proposed.candidate, _training(session))
-    first = not session.repeats(proposed.candidate)  # one trace of each side is enough to look at
-    job = job.model_copy(update={"keep_trace": first})
+    # One profile and trace of each side is enough to look at: a step of 4 s took 6 to 8 s to profile (H200).
+    first = not session.repeats(proposed.candidate)
+    job = job.model_copy(update={"keep_trace": first, "profile": first})
     result = SlotResult.model_validate_json(run(job.model_dump_json()))
     if not session.usable(result):
         return False

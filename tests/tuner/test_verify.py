@@ -43,6 +43,7 @@ def test_the_first_repeat_of_each_side_leaves_its_trace(bench: Bench) -> None:
     def run(job_json: str) -> str:
         job = TrialJob.model_validate_json(job_json)
         asked.append(job.keep_trace)
+        assert job.profile is job.keep_trace
         trace = base64.b64encode(job.trial_id.encode()).decode() if job.keep_trace else ""
         return SlotResult(outcome=measured(1.0), attempts=1, wall_s=1.0, trace=trace).model_dump_json()
 
