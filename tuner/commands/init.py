@@ -32,8 +32,7 @@ training:
   sequence_length: {sequence}
   global_batch_size: {batch} # sequences per optimizer step, over all ranks
   warmup_steps: {warmup} # run first, never timed
-  measured_steps: {measured}
-  params_dtype: {dtype}
+{measured}  params_dtype: {dtype}
   optimizer: adam
 
 # What can be tried. The default of a knob is Megatron-Core's where it is listed, else the first choice.
@@ -51,6 +50,11 @@ budget:
   trials: {trials}
   trial_time_limit_s: {limit} # longer is recorded as hung
   # worker_hours: 8
+  # slow_factor: 1.5 # a trial that much slower than the best one in each of its first three steps is given up
+
+# walls: what the wall of the best one so far asks for first, then TPE; tpe: Optuna's sampler from the start.
+search:
+  strategy: {strategy}
 
 # Winner and default measured again in turns; a difference inside the noise is a tie.
 verify:
@@ -68,6 +72,11 @@ tracking:
 #   transformer_engine: 2.20.2
 
 seed: 1
+"""
+_MEASURED = """\
+  measured_steps: 12 # at most; a steady trial stops sooner, once the standard error of its steps is 1%
+  min_measured_steps: 5
+  target_relative_error: 0.01
 """
 _GPU_LINES = """\
   gpu_arch: {gpu_arch} # name and compute capability
@@ -128,9 +137,10 @@ def _cpu_facts(model: ModelShape, ranks: int) -> dict[str, object]:
         "sequence": min(128, model.max_position_embeddings),
         "batch": 8 * ranks,
         "warmup": 2,
-        "measured": 6,
+        "measured": "  measured_steps: 6\n",
         "dtype": "fp32",
         "space": "laptop",
+        "strategy": "tpe",
         "choices": "",
         "trials": 16,
         "limit": 60,
@@ -145,10 +155,11 @@ def _gpu_facts(model: ModelShape, gpu: str, gpus: int) -> dict[str, object]:
         "gpu_lines": _GPU_LINES.format(gpu_arch=shape.gpu_arch, memory_bytes=shape.memory_bytes),
         "sequence": min(4096, model.max_position_embeddings),
         "batch": 8 * gpus,
-        "warmup": 5,
-        "measured": 10,
+        "warmup": 4,
+        "measured": _MEASURED,
         "dtype": "bf16",
         "space": "moe-core",
+        "strategy": "walls",
         "choices": _choices(model, gpus),
         "trials": 40,
         "limit": 300,
