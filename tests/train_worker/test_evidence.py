@@ -27,6 +27,11 @@ PLAIN = Observed(
 GRAPHED: dict[str, KnobValue] = {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": "attn+moe_router"}
 REPLAYED = {"captured": ("attn", "moe_router"), "graphs_captured": 8, "graphs_replayed": 8}
 IN_GRAPHS = {**REPLAYED, "parts": {**ONCE, "attn": NO_CALLS, "core_attn": NO_CALLS, "moe_router": NO_CALLS}}
+ROUTER_GRAPHED: dict[str, KnobValue] = GRAPHED | {"cuda_graph_modules": "moe_router+moe_preprocess"}
+# DeepSeek-V3's first three layers are dense: with PP 16 they may be a stage of their own.
+DENSE_STAGE: dict[str, Any] = {
+    "moe_layers": 0, "part_sizes": {"attn": 4, "mlp": 4}, "parts": ONCE | {"moe_preprocess": NO_CALLS},
+}  # fmt: skip
 SELECTIVE: dict[str, KnobValue] = {"recompute_granularity": "selective"}
 FP8: dict[str, KnobValue] = {"fp8": "hybrid", "fp8_recipe": "blockwise"}
 FLEX: dict[str, KnobValue] = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
@@ -71,6 +76,10 @@ CASES: list[tuple[str, dict[str, KnobValue], dict[str, Any], bool | None]] = [
     ("cuda_graph_impl", GRAPHED, IN_GRAPHS, True),
     ("cuda_graph_impl", GRAPHED, {"graphs_captured": 8}, False),
     ("cuda_graph_impl", GRAPHED, {"layers": 0}, None),
+    ("cuda_graph_impl", ROUTER_GRAPHED, DENSE_STAGE, None),
+    ("cuda_graph_impl", GRAPHED, DENSE_STAGE, False),  # its attention should have been captured
+    ("cuda_graph_modules", ROUTER_GRAPHED, DENSE_STAGE, None),
+    ("cuda_graph_modules", GRAPHED, DENSE_STAGE, False),
     ("cuda_graph_modules", GRAPHED, IN_GRAPHS, True),
     ("cuda_graph_modules", GRAPHED, REPLAYED, False),  # every call is still an eager one
     ("delay_wgrad_compute", {"delay_wgrad_compute": True}, {"delayed_wgrads": 40}, True),

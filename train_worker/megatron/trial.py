@@ -84,9 +84,8 @@ def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Meas
         if diverged:
             return diverged
         with progress.within("build"):
-            seen = Run(
-                built, tuple(trainer.seen), trainer.planned, host.effective(), graphs is not None and graphs.active
-            )
+            replayed = graphs is not None and (graphs.active or graphs.empty)
+            seen = Run(built, tuple(trainer.seen), trainer.planned, host.effective(), replayed)
             effective, evidence, refused = _as_asked(job, seen, observer)
         if refused:
             return refused
