@@ -200,6 +200,10 @@ TENSORWISE = {
     "cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e4m3*, __nv_fp8_e4m3*, float": 354,
 }
 OTHER_GPU = {"nvjet_sm100_tst_64x8": 10}  # a name nobody has seen
+OTHER_CUBLAS = {  # made up: the same GPU, where only cuDNN says so
+    "nvjet_qqtst_128x128_128x6": 259,
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1_kernel0_0": 8,
+}
 
 
 def profiled(names: dict[str, int], candidate: Candidate, **seen: Any) -> Evidence:
@@ -218,6 +222,7 @@ def profiled(names: dict[str, int], candidate: Candidate, **seen: Any) -> Eviden
         ("tensorwise", TENSORWISE, "193 of 195 GEMM kernels in FP8, 0 of them scaled by blocks", True),
         ("tensorwise", BF16, "0 of 173 GEMM kernels in FP8, 0 of them scaled by blocks", False),
         ("delayed", BF16, "0 of 173 GEMM kernels in FP8, 0 of them scaled by blocks", True),
+        ("blockwise", OTHER_CUBLAS, "259 of 259 GEMM kernels in FP8, 0 of them scaled by blocks", True),
         ("blockwise", OTHER_GPU, "0 of 10 GEMM kernels in FP8, 0 of them scaled by blocks", True),
     ],
 )
@@ -231,7 +236,10 @@ def test_fp8_is_seen_in_the_kernels_where_their_names_are_known(
     assert row.active is verdict
 
 
-@pytest.mark.parametrize(("names", "verdict"), [(CUTLASS, True), (BLOCKWISE, False), (BF16, False), (OTHER_GPU, None)])
+@pytest.mark.parametrize(
+    ("names", "verdict"),
+    [(CUTLASS, True), (BLOCKWISE, False), (BF16, False), (OTHER_GPU, None), (OTHER_CUBLAS, None)],
+)
 def test_grouped_cutlass_kernels_are_seen_or_the_fallback_is(names: dict[str, int], verdict: bool | None) -> None:
     row = profiled(names, Candidate(knobs={}, env={"NVTE_USE_CUTLASS_GROUPED_GEMM": "1"}))
     assert row.active is verdict
