@@ -13,7 +13,7 @@ from statistics import fmean, median
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.space import SearchSpace
 from train_worker.outcome import Diverged, Measured
-from train_worker.table import RecordedTable
+from train_worker.recorded_table import RecordedTable
 from tuner.compare import compare
 from tuner.objective import Guard, judge
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from train_worker.table import MeasuredPart, RecordedTable
+from train_worker.recorded_table import RecordedTable
+from train_worker.table import MeasuredPart
 from tuner.compare import noise_floor
 
 Metric = Literal["step_time_s", "gpu_busy_s"]

@@ -26,7 +26,8 @@ from search_spaces.space import SearchSpace
 from train_worker.gang import LocalGang
 from train_worker.job import TrialJob
 from train_worker.outcome import Measured, Outcome
-from train_worker.table import MeasuredPart, RecordedTable, TableRow, shortened
+from train_worker.recorded_table import RecordedTable
+from train_worker.table import MeasuredPart, TableRow, shortened
 from tuner.objective import Guard
 
 Choices = Mapping[str, tuple[KnobValue, ...]]

@@ -13,7 +13,9 @@ from train_worker.observed import NOT_HERE, Kernels, Seen
 
 Asked = Mapping[str, KnobValue]
 Check = Callable[[Asked, Kernels], Seen]
-HOPPER = re.compile(r"sm90")  # in the name of every cuBLAS GEMM there; elsewhere the names below have not been seen
+# In the name of every GEMM of the cuBLAS that was seen; with another one the names below have not been seen. cuDNN's
+# names have the architecture too, whatever cuBLAS there is.
+KNOWN_CUBLAS = re.compile(r"nvjet_sm90_")
 BLOCKS = re.compile(r"[AB](blk|vec)128")  # nvjet_sm90_qrtst_..._Ablk128_Bvec128_TNN: scales by blocks of 128
 CUTLASS_GROUPED = re.compile(r"GroupProblemShape")  # _ZN7cutlass13device_kernelI...17GroupProblemShape...
 # Names from the sources: TE common/triton/permutation.py, common/fused_router, common/fused_rope, common/triton/
@@ -52,8 +54,8 @@ def _count(kernels: Kernels, wanted: Callable[[str], bool]) -> int:
     return sum(kernel.count for kernel in kernels.kernels if wanted(kernel.name))
 
 
-def _on_hopper(kernels: Kernels) -> bool:
-    return _count(kernels, lambda name: HOPPER.search(name) is not None) > 0
+def _names_are_known(kernels: Kernels) -> bool:
+    return _count(kernels, lambda name: KNOWN_CUBLAS.search(name) is not None) > 0
 
 
 def _fp8(asked: Asked, kernels: Kernels) -> Seen:
@@ -64,7 +66,7 @@ def _fp8(asked: Asked, kernels: Kernels) -> Seen:
     gemms = _count(kernels, lambda name: category_of(name) in ("gemm", "fp8_gemm"))
     seen = f"{count} of {gemms} GEMM kernels in FP8, {blocks} of them scaled by blocks"
     recipe = asked.get("fp8_recipe") or "delayed"
-    if not _on_hopper(kernels) or recipe not in ("blockwise", "tensorwise"):
+    if not _names_are_known(kernels) or recipe not in ("blockwise", "tensorwise"):
         return Seen(seen, True if count else None)
     return Seen(seen, blocks > 0 if recipe == "blockwise" else count > blocks)
 
@@ -72,7 +74,7 @@ def _fp8(asked: Asked, kernels: Kernels) -> Seen:
 def _cutlass(_: Asked, kernels: Kernels) -> Seen:
     """Transformer Engine falls back to one GEMM an expert without a word (other types, one expert)."""
     count = _count(kernels, lambda name: CUTLASS_GROUPED.search(name) is not None)
-    return Seen(f"{count} grouped CUTLASS kernels", True if count else False if _on_hopper(kernels) else None)
+    return Seen(f"{count} grouped CUTLASS kernels", True if count else False if _names_are_known(kernels) else None)
 
 
 def _grouped(_: Asked, kernels: Kernels) -> Seen:

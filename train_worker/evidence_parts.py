@@ -17,6 +17,7 @@ HELD_BY = {
     "shared_experts": ("moe_router", "moe"),
 }
 PARTS_OF_MOE = ("moe", "moe_act")
+NO_MODULE = "no such module on this rank"
 
 
 def recompute(value: KnobValue, asked: Asked, observed: Observed) -> Seen | None:
@@ -58,7 +59,7 @@ def _recomputed(name: str, observed: Observed) -> Seen:
         return Seen(NO_MOE, None)
     if name not in PARTS_OF_MOE and not observed.part_sizes.get(name):
         # A dense MLP or shared expert may be on other stages; where no stage has it, the readers have said so.
-        return Seen("no such module on this rank", None)
+        return Seen(NO_MODULE, None)
     if not calls.again and observed.hidden(*HELD_BY[name]):
         return Seen(IN_GRAPH, None)
     if name == "moe_act" and "fused operations" in observed.experts:
@@ -68,11 +69,14 @@ def _recomputed(name: str, observed: Observed) -> Seen:
     return Seen(f"recomputed in {calls.again} of {calls.forward} passes", active)
 
 
-def graphs(value: KnobValue, _: Asked, observed: Observed) -> Seen | None:
+def graphs(value: KnobValue, asked: Asked, observed: Observed) -> Seen | None:
     if value in (None, "none"):
         return None
     if not observed.layers:
         return Seen(NO_LAYER, None)
+    named = modules(asked.get("cuda_graph_modules"))
+    if named and not any(_here(name, observed) for name in named):
+        return Seen(NO_MODULE, None)
     captured, replayed = observed.graphs_captured, observed.graphs_replayed
     return Seen(f"{captured} graphs captured, {replayed} replays in a step", 0 < captured <= replayed)
 
@@ -81,9 +85,14 @@ def graph_modules(value: KnobValue, asked: Asked, observed: Observed) -> Seen | 
     """A module that is replayed runs no Python: none of its eager calls is left. Named by the module of that name."""
     if asked.get("cuda_graph_impl", "none") == "none" or not modules(value):
         return None
-    eager = {name: observed.parts[name].forward for name in modules(value) if name in observed.parts}
-    if not eager:
-        return Seen("no such module on this rank", None)
-    full = {name: observed.micro_batches * observed.part_sizes.get(name, observed.moe_layers) for name in eager}
+    full = {name: observed.micro_batches * count for name in modules(value) if (count := _here(name, observed))}
+    if not full:
+        return Seen(NO_MODULE, None)
+    eager = {name: observed.parts[name].forward for name in full}
     seen = ", ".join(f"{name}: {count} eager calls of {full[name]}" for name, count in eager.items())
-    return Seen(seen, observed.graphs_replayed > 0 and all(eager[name] < full[name] for name in eager if full[name]))
+    return Seen(seen, observed.graphs_replayed > 0 and all(eager[name] < full[name] for name in full))
+
+
+def _here(module: str, observed: Observed) -> int:
+    """How many of a graph module this rank has: a pipeline stage of dense layers alone has none of the router."""
+    return observed.moe_layers if module == "moe_preprocess" else observed.part_sizes.get(module, 0)

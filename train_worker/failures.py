@@ -63,7 +63,8 @@ def classify(error: BaseException, phase: str, step: int = -1) -> Outcome:
     detail = _detail(error)
     if where:
         return OutOfMemory(where=where, phase=phase, detail=detail)
-    refusing = phase == "build" or (phase == "warmup" and step <= 0)
+    # After the warm-up what was built is read back ("build" again): a fault there is ours, and no refusal of the stack.
+    refusing = phase in ("build", "warmup") and step <= 0
     if refusing and (isinstance(error, REFUSALS) or any(text in str(error) for text in REFUSING_WORDS)):
         return Rejected(rule="stack-refuses", reason=f"{type(error).__name__}: {error}"[:DETAIL_CHARACTERS])
     network = any(text in _words(error) for text in NETWORK) and phase == "process_group"

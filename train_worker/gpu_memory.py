@@ -42,29 +42,17 @@ def wait_until_free(
 
 def used_memory_bytes(local_rank: int) -> int | None:
     """Memory in use on the GPU of `local_rank` by any process, the driver's own reserve not counted; None: unknown."""
-    try:
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetMemoryInfo(_handle(local_rank), version=pynvml.nvmlMemory_v2).used)
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
+    return _asked(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(_handle(local_rank), version=pynvml.nvmlMemory_v2).used))
 
 
 def device_names() -> tuple[str, ...]:
     """Names of all GPUs of this machine; none where the driver does not tell."""
-    try:
-        pynvml.nvmlInit()
-        try:
-            count = pynvml.nvmlDeviceGetCount()
-            return tuple(
-                str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(each))) for each in range(count)
-            )
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return ()
+
+    def names() -> tuple[str, ...]:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+
+    return _asked(names) or ()
 
 
 def visible_device(local_rank: int, visible: str | None) -> int | str:
@@ -86,12 +74,17 @@ def _handle(local_rank: int) -> object:
 
 def _by_whom(local_rank: int) -> str:
     """The processes, where the driver names any that this machine's namespace shows."""
+    found = _asked(lambda: [each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(_handle(local_rank))])
+    return f" by process {', '.join(map(str, found))}" if found else ""
+
+
+def _asked[Answer](question: Callable[[], Answer]) -> Answer | None:
+    """The driver's answer; None where there is no driver, or none that answers this."""
     try:
         pynvml.nvmlInit()
         try:
-            found = pynvml.nvmlDeviceGetComputeRunningProcesses(_handle(local_rank))
+            return question()
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        return ""
-    return f" by process {', '.join(str(each.pid) for each in found)}" if found else ""
+        return None

@@ -1,4 +1,5 @@
-"""How full this machine's memory is, as Ray's memory monitor sees it, and when a rank must go before Ray acts.
+"""How full this machine's memory is, as Ray's memory monitor sees it, when a rank must go before Ray acts, and how many
+processes the kernel has killed for it.
 
 Ray knows nothing of forked ranks. When a node passes its threshold (95%), Ray 2.60 kills every Ray worker there,
 the board and Train's controllers included (seen: 8 of 8), which ends the sweep. So the rank is killed first, alone.
@@ -44,6 +45,29 @@ def host_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> Ho
             cached = _stat(limit_file.parent / "memory.stat", stat_key)
             return HostMemory((_number(used_file) or 0) - cached, limit)
     return HostMemory(total - free, total)
+
+
+def oom_file(pid: int) -> Path | None:
+    """Where the kernel counts OOM kills of the memory cgroup of `pid` (v1 or v2); None where it cannot be found."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if "memory" in controllers.split(","):
+            return Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+        if not controllers and (found := Path(f"/sys/fs/cgroup{path}/memory.events")).exists():
+            return found
+    return None
+
+
+def count_oom_kills(file: Path | None) -> int:
+    """OOM kills counted in `file`; 0 where it cannot be read."""
+    try:
+        lines = file.read_text().splitlines() if file else []
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _number(file: Path) -> int | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from train_worker.caches import cache_environment
-from train_worker.host_memory import host_memory, limit_share
+from train_worker.host_memory import count_oom_kills, host_memory, limit_share, oom_file
 from train_worker.job import RankPlace, TrialJob
 from train_worker.parent import STACKS_SIGNAL, ForkRequest
 from train_worker.progress import read_progress
@@ -270,29 +270,6 @@ class RankHost:
 
     def _parent_log(self) -> str:
         return _tail(self.folder / "parent.log")
-
-
-def oom_file(pid: int) -> Path | None:
-    """Where the kernel counts OOM kills of the memory cgroup of `pid` (v1 or v2); None where it cannot be found."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if "memory" in controllers.split(","):
-            return Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-        if not controllers and (found := Path(f"/sys/fs/cgroup{path}/memory.events")).exists():
-            return found
-    return None
-
-
-def count_oom_kills(file: Path | None) -> int:
-    """OOM kills counted in `file`; 0 where it cannot be read."""
-    try:
-        lines = file.read_text().splitlines() if file else []
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _read_report(path: Path) -> RankReport | None:

@@ -16,7 +16,8 @@ from search_spaces.errors import Fault, InputError
 from search_spaces.shapes import TrainingShape
 from train_worker.job import TrialJob
 from train_worker.outcome import Measured, Outcome, StepSample
-from train_worker.table import MeasuredPart, RecordedTable, different_training
+from train_worker.recorded_table import RecordedTable, different_training
+from train_worker.table import MeasuredPart
 from train_worker.timing import step_timing
 
 # The standard error of a median of n normal draws is 1.2533 s / sqrt(n), and s is 1.4826 times the median deviation.

@@ -1,20 +1,12 @@
-"""A table of recorded trials: one JSON object a line, one trial each, all of one model on one machine.
-
-`TableRow` is what a benchmark writes; `RecordedTable` is what a replay answers from. Rows are only appended, so a run
-that was cut off goes on; a later row of the same trial replaces the earlier.
-"""
+"""One row of a table of recorded trials: a JSON object a line, one trial each. `recorded_table` reads whole tables."""
 
 import json
 import math
-from collections.abc import Iterator
-from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from search_spaces.candidate import Candidate, KnobValue
-from search_spaces.errors import Fault, InputError
 from search_spaces.shapes import ClusterShape, ModelShape, Noun, TrainingShape
 from train_worker.outcome import (
     Crashed,
@@ -34,11 +26,8 @@ from train_worker.outcome import (
 from train_worker.profile import StepProfile
 
 Failure = Annotated[OutOfMemory | Rejected | Hung | Diverged | Crashed, Field(discriminator="kind")]
-MOST_FAULTS = 20  # shown of one table
 DETAIL_CHARACTERS = 800  # kept of a failure's words: their end, which names the error
 TIME_DIGITS, LOSS_DIGITS = 6, 6
-# What may differ between the rows of a table and a job that is answered from it: how long a trial measures.
-STEP_COUNTS = frozenset({"warmup_steps", "measured_steps", "min_measured_steps", "target_relative_error"})
 
 
 class MeasuredPart(Noun):
@@ -201,103 +190,3 @@ def shortened(outcome: Failure) -> Failure:
     if isinstance(outcome, Diverged):
         return outcome
     return outcome.model_copy(update={"detail": outcome.detail.strip()[-DETAIL_CHARACTERS:]})
-
-
-class RecordedTable:
-    """The trials of one model on one machine, by candidate; nothing is evaluated here.
-
-    The baseline is the candidate with repeats. `where` names the file in errors.
-    """
-
-    def __init__(self, rows: list[TableRow], where: str) -> None:
-        latest = {row.key: row for row in rows}
-        self.rows, self.where = tuple(latest.values()), where
-        self.by_id: dict[str, list[TableRow]] = {}
-        for row in self.rows:
-            self.by_id.setdefault(row.id, []).append(row)
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Raises InputError, with file and line, for what is no row, for rows of several models, machines or training
-        jobs, and where no baseline was repeated."""
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                [Fault(f"cannot read it: {error}", str(path))], "give a table of recorded trials"
-            ) from error
-        faults: list[Fault] = []
-        rows = [row for number, line in enumerate(lines, 1) if (row := _row(line, str(path), number, faults))]
-        faults = faults or _strangers(rows, str(path))
-        if not faults and len({row.id for row in rows if row.repeat}) != 1:
-            faults = [Fault('exactly one configuration must have rows with "repeat": the baseline', str(path))]
-        if faults:
-            raise InputError(faults[:MOST_FAULTS], "mend the rows, or record them again (benchmarks/h200_table.py)")
-        return cls(rows, str(path))
-
-    @cached_property
-    def baseline(self) -> Candidate:
-        return next(row for row in self.rows if row.repeat).candidate
-
-    @property
-    def shape(self) -> ModelShape:
-        return self.rows[0].shape
-
-    @property
-    def training(self) -> TrainingShape:
-        return self.rows[0].training
-
-    @property
-    def cluster(self) -> ClusterShape:
-        return self.rows[0].cluster
-
-    @cached_property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Each once, in the order of the file."""
-        return tuple(rows[0].candidate for rows in self.by_id.values())
-
-    def measured_of(self, name: str) -> Iterator[MeasuredPart]:
-        """The measurements of a candidate, by its id."""
-        return (row.measured for row in self.by_id[name] if row.measured is not None)
-
-
-def _row(line: str, path: str, number: int, faults: list[Fault]) -> TableRow | None:
-    try:
-        return TableRow.model_validate(json.loads(line))
-    except json.JSONDecodeError as error:
-        hint = "a run that was killed leaves half a line: delete it"
-        faults.append(Fault(f"no JSON: {error.msg}", path, number, error.colno, hint))
-    except RecursionError:
-        faults.append(Fault("nested too deeply", path, number))
-    except ValidationError as error:
-        for each in error.errors(include_url=False, include_input=False):
-            place = ".".join(map(str, each["loc"]))
-            faults.append(Fault(f"{place}: {each['msg']}" if place else each["msg"], path, number))
-    return None
-
-
-def _strangers(rows: list[TableRow], path: str) -> list[Fault]:
-    """Rows that cannot be compared with the first."""
-    if not rows:
-        return [Fault("no rows", path)]
-    return [
-        Fault(f"row {row.order} has another {what} than the first row", path, number)
-        for number, row in enumerate(rows, 1)
-        for what in ("shape", "cluster")
-        if getattr(row, what) != getattr(rows[0], what)
-    ] + [
-        Fault(f"row {row.order} has another training.{name} than the first row", path, number)
-        for number, row in enumerate(rows, 1)
-        for name in different_training(row.training, rows[0].training)
-    ]
-
-
-def different_training(one: TrainingShape, other: TrainingShape) -> list[str]:
-    """The facts in which two training jobs differ, how long they measure left aside."""
-    mine, theirs = facts_of(one), facts_of(other)
-    return sorted(name for name in mine if mine[name] != theirs[name])
-
-
-def facts_of(training: TrainingShape) -> dict[str, Any]:
-    """A training job without how long it is measured."""
-    return training.model_dump(exclude=set(STEP_COUNTS))

@@ -1,8 +1,4 @@
-"""A sweep's events folded to what a person wants to know: the verdict, the ranking, the failures, the costs. Pure.
-
-Rows rank what the search measured; the repeats that verify the finalist show up in the verdict and in the noise
-floor, not in the ranking, so that the finalist is the row it was chosen for.
-"""
+"""A sweep's events folded to what a person wants to know: the verdict, the ranking, the failures, the costs. Pure."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -12,49 +8,14 @@ from typing import Literal
 from pydantic import Field
 
 from search_spaces.candidate import Candidate
-from search_spaces.shapes import Noun, Routing
-from tracking.reason import failure_line, failure_text
-from tracking.record import Compared, Event, Purpose, RuleCount, Screened, SweepStarted, TrialRecord
-from train_worker.outcome import Crashed, Evidence, Measured, PhaseTimes, StepSample
-from tuner.compare import median_interval, noise_floor
-from tuner.objective import Guard, Objective, judge, score
+from search_spaces.shapes import Noun
+from tracking.record import Compared, Event, RuleCount, Screened, SweepStarted, TrialRecord
+from train_worker.outcome import Evidence, PhaseTimes
+from tuner.objective import Objective
 from tuner.proof import proof
-from tuner.walls import Role, StandsAt, gpu_busy, stands_at
-
-
-class Row(Noun):
-    """One measured candidate. Times in seconds, memory in bytes; `speed` is default step time / own step time."""
-
-    rank: int
-    candidate_id: str
-    label: str
-    trials: tuple[int, ...] = Field(description="numbers of the trials it was measured in")
-    step_time_s: float = Field(description="median over measured steps")
-    step_time_low_s: float = Field(description="95% interval of the median (tuner.compare.median_interval)")
-    step_time_high_s: float
-    tokens_per_s: float = Field(description="over all ranks")
-    tokens_per_s_per_rank: float | None = Field(None, description="None: a record from before it was kept")
-    tflops_per_rank: float | None = Field(None, description="model TFLOP/s, at the median step")
-    routing: Routing | None = None
-    remarks: tuple[str, ...] = Field((), description="what its step times look like, where that is odd")
-    gpu_busy_s: float | None = Field(None, description="in which the GPU works, of a step; None where not profiled")
-    peak_memory_bytes: int
-    speed: float | None = Field(description="1.25: a quarter more steps per second than the default")
-    tied: bool = Field(description="cannot be told from the leader: intervals overlap, or inside the noise floor")
-    default: bool
-    winner: bool
-
-
-class Failure(Noun):
-    """One trial that gave no measurement."""
-
-    number: int
-    candidate_id: str
-    label: str
-    purpose: Purpose
-    kind: str
-    reason: str = Field(description="one line")
-    detail: str
+from tuner.ranking import Failure, Row, failure_of, floor_of, label_of, measured_of, rows_of
+from tuner.verdict import Verdict, decide
+from tuner.walls import Role, StandsAt, stands_at
 
 
 class Costs(Noun):
@@ -67,14 +28,6 @@ class Costs(Noun):
     training_s: float = Field(description="sum of warm-up and measured steps")
     fixed_median_s: float | None = Field(description="per trial, all but its training steps")
     phase_medians_s: dict[str, float]
-
-
-class Verdict(Noun):
-    """The answer. `kind` "none": nothing acceptable was measured; "unverified": not compared, or in too few rounds."""
-
-    kind: Literal["faster", "slower", "tie", "same", "unverified", "none"]
-    words: str
-    compared: Compared | None = None
 
 
 class Leaderboard(Noun):
@@ -106,8 +59,8 @@ def leaderboard(events: Iterable[Event], objective: Objective | None = None) -> 
     records = [event for event in events if isinstance(event, TrialRecord)]
     screened = next((event for event in events if isinstance(event, Screened)), None)
     default = next((record.candidate for record in records if record.purpose == "baseline"), None)
-    rows = _rows(records, default, objective)
-    verdict, winner_id = _decide([e for e in events if isinstance(e, Compared)], rows, records, objective)
+    rows = rows_of(records, default, objective)
+    verdict, winner_id = decide([e for e in events if isinstance(e, Compared)], rows, records, objective)
     return Leaderboard(
         sweep_name=head.sweep_name,
         run_name=head.run_name,
@@ -116,126 +69,17 @@ def leaderboard(events: Iterable[Event], objective: Objective | None = None) -> 
         verdict=verdict,
         winner_id=winner_id,
         rows=tuple(row.model_copy(update={"winner": row.candidate_id == winner_id}) for row in rows),
-        failures=tuple(_failure(record, default) for record in records if not _measured(record)),
+        failures=tuple(failure_of(record, default) for record in records if not measured_of(record)),
         space_total=screened.total if screened else None,
         space_accepted=screened.accepted if screened else None,
         rejected=tuple(sorted(screened.rejected, key=lambda rule: -rule.count)) if screened else (),
-        noise_floor=_floor(records),
+        noise_floor=floor_of(records),
         costs=_costs(records),
         walls=_walls(records, default, winner_id),
         evidence=proof(records, winner_id),
-        unit="GPU" if any(found.fingerprint.device == "cuda" for r in records if (found := _measured(r))) else "rank",
-        fingerprints=tuple(sorted({found.fingerprint.digest for record in records if (found := _measured(record))})),
+        unit="GPU" if any(found.fingerprint.device == "cuda" for r in records if (found := measured_of(r))) else "rank",
+        fingerprints=tuple(sorted({found.fingerprint.digest for record in records if (found := measured_of(record))})),
     )
-
-
-def label_of(candidate: Candidate, default: Candidate | None) -> str:
-    """What differs from the default; every knob where there is no default to differ from."""
-    return candidate.label(default if default is not None else Candidate(knobs={}))
-
-
-def _measured(record: TrialRecord) -> Measured | None:
-    """The measurement, unless its numbers are not finite (the guard without a baseline)."""
-    outcome = judge(record.outcome, None, Guard())
-    return outcome if isinstance(outcome, Measured) and outcome.steps else None
-
-
-def _rows(records: Sequence[TrialRecord], default: Candidate | None, objective: Objective) -> list[Row]:
-    found: dict[str, list[tuple[TrialRecord, Measured]]] = {}
-    for record in records:
-        outcome = _measured(record)
-        if outcome is not None and record.purpose != "verify":
-            found.setdefault(record.candidate.id, []).append((record, outcome))
-    base = _times(found[default.id]) if default and default.id in found else []
-    sign = 1 if objective.direction == "minimize" else -1
-
-    def merit(trials: list[tuple[TrialRecord, Measured]]) -> tuple[float, int]:
-        values = [value for _, outcome in trials if (value := score(outcome, objective)) is not None]
-        return sign * median(values), trials[0][0].number
-
-    ranked = sorted(found.values(), key=merit)
-    rows = [_row(rank, trials, default, base) for rank, trials in enumerate(ranked, start=1)]
-    floor = _floor(records) or 0.0
-    return [row.model_copy(update={"tied": _tied(row, rows[0], objective, floor)}) for row in rows]
-
-
-def _row(rank: int, trials: list[tuple[TrialRecord, Measured]], default: Candidate | None, base: list[float]) -> Row:
-    candidate, times = trials[0][0].candidate, _times(trials)
-    low, high = median_interval(times)
-    work = trials[0][1].work
-    return Row(
-        rank=rank,
-        candidate_id=candidate.id,
-        label=label_of(candidate, default),
-        trials=tuple(record.number for record, _ in trials),
-        step_time_s=median(times),
-        step_time_low_s=low,
-        step_time_high_s=high,
-        tokens_per_s=median(sample.tokens_per_s for sample in _steps(trials)),
-        tokens_per_s_per_rank=work.tokens_per_s_per_rank(median(times)) if work else None,
-        tflops_per_rank=work.tflops_per_rank(median(times)) if work else None,
-        routing=work.routing if work else None,
-        remarks=tuple(remark for _, outcome in trials for remark in _remarks(outcome)),
-        gpu_busy_s=gpu_busy([outcome for _, outcome in trials]),
-        peak_memory_bytes=max(outcome.peak_memory_bytes for _, outcome in trials),
-        speed=median(base) / median(times) if base else None,
-        tied=False,
-        default=default is not None and candidate.id == default.id,
-        winner=False,
-    )
-
-
-def _remarks(outcome: Measured) -> tuple[str, ...]:
-    """What a reader of its step times should know."""
-    given_up = (f"Given up after {len(outcome.steps)} steps: too slow to win.",) if outcome.given_up else ()
-    return given_up + (outcome.timing.remarks if outcome.timing else ())
-
-
-def _steps(trials: list[tuple[TrialRecord, Measured]]) -> list[StepSample]:
-    return [sample for _, outcome in trials for sample in outcome.steps]
-
-
-def _times(trials: list[tuple[TrialRecord, Measured]]) -> list[float]:
-    return [sample.step_time_s for sample in _steps(trials)]
-
-
-def _tied(row: Row, leader: Row, objective: Objective, floor: float) -> bool:
-    if objective.metric == "peak_memory_bytes":  # counted, not timed: no noise to hide in
-        return row.peak_memory_bytes == leader.peak_memory_bytes
-    overlap = row.step_time_low_s <= leader.step_time_high_s and leader.step_time_low_s <= row.step_time_high_s
-    return overlap or abs(row.step_time_s / leader.step_time_s - 1) <= floor
-
-
-def _floor(records: Sequence[TrialRecord]) -> float | None:
-    groups: dict[str, list[float]] = {}
-    for record in records:
-        outcome = _measured(record)
-        if outcome is not None and record.purpose == "verify":
-            groups.setdefault(record.candidate.id, []).append(median(s.step_time_s for s in outcome.steps))
-    return noise_floor(groups.values())
-
-
-def _decide(
-    compared: list[Compared], rows: list[Row], records: Sequence[TrialRecord], objective: Objective
-) -> tuple[Verdict, str | None]:
-    """The verdict in words, and what to use: the default, unless a finalist was shown to be faster."""
-    if not rows:
-        return Verdict(kind="none", words="Nothing acceptable was measured."), None
-    leader = rows[0]
-    latest = compared[-1] if compared else None
-    if latest is None or latest.verdict == "unverified" or objective.metric == "peak_memory_bytes":
-        words = f"Best so far, not verified against the default: {leader.label} ({_describe(leader, objective)})."
-        return Verdict(kind="unverified", words=words, compared=latest), leader.candidate_id
-    by_id = {row.candidate_id: row for row in rows}
-    name = by_id[latest.finalist_id].label if latest.finalist_id in by_id else latest.finalist_id
-    broken = _broken(latest.finalist_id, records)
-    if broken is not None:
-        why = _failure(broken, None).reason
-        words = f"No winner: {name} was measured once and failed when it was run again: {why}. Keep the default."
-        return Verdict(kind="unverified", words=words, compared=latest), _if_measured(latest.default_id, by_id)
-    verdict = Verdict(kind=latest.verdict, words=_words(latest, name), compared=latest)
-    proven = latest.finalist_id if latest.verdict == "faster" else latest.default_id
-    return verdict, _if_measured(proven, by_id)
 
 
 def _walls(records: Sequence[TrialRecord], default: Candidate | None, winner_id: str | None) -> tuple[StandsAt, ...]:
@@ -247,62 +91,13 @@ def _walls(records: Sequence[TrialRecord], default: Candidate | None, winner_id:
     found = []
     for role, candidate in asked:
         mine = [record for record in records if record.candidate.id == candidate.id]
-        outcomes = [outcome for record in mine if (outcome := _measured(record))]
+        outcomes = [outcome for record in mine if (outcome := measured_of(record))]
         found.append(stands_at(role, candidate, label_of(candidate, default), outcomes))
     return tuple(each for each in found if each is not None)
 
 
-def _if_measured(candidate_id: str, rows: dict[str, Row]) -> str | None:
-    return candidate_id if candidate_id in rows else None
-
-
-def _broken(candidate_id: str, records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """A repeat of the finalist that failed by itself; a lost node says nothing about it."""
-    for record in records:
-        lost = isinstance(record.outcome, Crashed) and record.outcome.infrastructure
-        if record.candidate.id == candidate_id and record.purpose == "verify" and not _measured(record) and not lost:
-            return record
-    return None
-
-
-def _words(compared: Compared, name: str) -> str:
-    interval = f"95% interval {compared.ratio_low:.3f} to {compared.ratio_high:.3f} of the default's step time"
-    how = f"{interval}, {compared.rounds} interleaved rounds"
-    how += f", {compared.routing} routing" if compared.routing else ""
-    match compared.verdict:
-        case "faster":
-            return f"Faster: {name} takes {1 - compared.ratio:.1%} less time a step than the default ({how})."
-        case "tie":
-            return f"Tie: {name} cannot be told from the default ({how}). Keep the default."
-        case "slower":
-            return f"Slower: {name} takes {compared.ratio - 1:.1%} more time a step than the default ({how}). Keep it."
-        case "same":
-            return "The default is the best configuration that was measured."
-        case "unverified":
-            return f"Not verified: {name} was compared in {compared.rounds} rounds; two at least are needed."
-
-
-def _describe(row: Row, objective: Objective) -> str:
-    if objective.metric == "peak_memory_bytes":
-        return f"{row.peak_memory_bytes / 2**20:,.1f} MiB at its peak"
-    return f"{row.step_time_s:.4g} s a step" + (f", {row.speed:.2f}x the default" if row.speed else "")
-
-
-def _failure(record: TrialRecord, default: Candidate | None) -> Failure:
-    outcome = judge(record.outcome, None, Guard())
-    return Failure(
-        number=record.number,
-        candidate_id=record.candidate.id,
-        label=label_of(record.candidate, default),
-        purpose=record.purpose,
-        kind=outcome.kind if not isinstance(outcome, Measured) else "unmeasured",
-        reason=failure_line(outcome) or "it measured no step",
-        detail=failure_text(outcome),
-    )
-
-
 def _costs(records: Sequence[TrialRecord]) -> Costs:
-    phases = [outcome.phases for record in records if (outcome := _measured(record))]
+    phases = [outcome.phases for record in records if (outcome := measured_of(record))]
     times = [datetime.fromisoformat(at) for record in records for at in (record.started_at, record.ended_at)]
     return Costs(
         trials=len(records),

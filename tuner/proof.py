@@ -14,10 +14,16 @@ COLUMNS = ("knob", "requested", "seen")
 
 
 def proof(records: Sequence[TrialRecord], candidate_id: str | None) -> tuple[Evidence, ...]:
-    """Of the latest measured trial of a candidate that has any; older records have none."""
+    """Of the latest measured trial of a candidate that has any; older records have none.
+
+    A profiled trial speaks before one that was not: some knobs are seen in its kernels only (CUTLASS), and of the
+    repeats that verify a winner just the first is profiled.
+    """
     mine = [record.outcome for record in records if record.candidate.id == candidate_id]
-    found = [outcome.evidence for outcome in mine if isinstance(outcome, Measured) and outcome.evidence]
-    return found[-1] if found else ()
+    found = [outcome for outcome in mine if isinstance(outcome, Measured) and outcome.evidence]
+    profiled = [outcome for outcome in found if outcome.profile is not None]
+    latest = (profiled or found)[-1:]
+    return latest[0].evidence if latest else ()
 
 
 def proof_rows(evidence: Sequence[Evidence]) -> list[tuple[str, str, str]]:

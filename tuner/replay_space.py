@@ -8,7 +8,7 @@ from search_spaces.full_space import MOE_FULL
 from search_spaces.legal import LegalSpace
 from search_spaces.rules import Case, Rule
 from search_spaces.space import Knob, SearchSpace
-from train_worker.table import RecordedTable
+from train_worker.recorded_table import RecordedTable
 
 RULE = "TABLE"
 # Megatron-Core's names and conditions in the order in which they are decided.

@@ -1,10 +1,14 @@
 """The strategies that `moetune replay` compares, one function each. Each starts with the default, as a sweep does."""
 
 import random
+from typing import TYPE_CHECKING
 
 from search_spaces.candidate import Candidate, KnobValue
 from tuner.replay import Game, Strategy
 from tuner.session import Told
+
+if TYPE_CHECKING:
+    from tuner.proposer import Proposer
 
 
 def at_random(game: Game) -> None:
@@ -19,20 +23,19 @@ def tpe(game: Game) -> None:
     """The sampler of `moetune run`, told what a sweep would tell it."""
     from tuner.proposer import Proposer  # optuna: half a second, and only for this strategy
 
-    proposer = Proposer(game.legal, "minimize", game.seed, min(game.trials, game.legal.count))
-    candidate: Candidate | None = game.default
-    proposer.adopt(0, game.default)
-    while candidate is not None:
-        found = game.measure(candidate)
-        proposer.tell(game.asked - 1, "infeasible" if found is None else "measured", found)
-        candidate = proposer.propose(game.asked)
+    _search(game, Proposer)
 
 
 def walls(game: Game) -> None:
     """What the wall of the best one so far asks for first, then TPE: `search.strategy: walls` of `moetune run`."""
     from tuner.walls_search import WallsProposer
 
-    proposer = WallsProposer(game.legal, "minimize", game.seed, game.trials)
+    _search(game, WallsProposer)
+
+
+def _search(game: Game, kind: "type[Proposer]") -> None:
+    """As a sweep: the default first, then what the proposer says after it was told of each."""
+    proposer = kind(game.legal, "minimize", game.seed, min(game.trials, game.legal.count))
     candidate: Candidate | None = game.default
     proposer.adopt(0, game.default)
     while candidate is not None:

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tuner.leaderboard import Costs, Failure, Leaderboard, Row
+from tuner.leaderboard import Costs, Leaderboard
 from tuner.proof import proof_table
+from tuner.ranking import Failure, Row
 from tuner.walls import wall_line
 
 MOST_ROWS = 20

@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 
 from tracking.record import TrialRecord
 from train_worker.outcome import Diverged, Measured
-from tuner.leaderboard import Leaderboard, Row
+from tuner.leaderboard import Leaderboard
+from tuner.ranking import Row
 from tuner.report import PHASES, shortened
 
 WINNER, DEFAULT, TIED, OTHER, BAD = "#009E73", "#0072B2", "#E69F00", "#767676", "#D55E00"

@@ -10,7 +10,7 @@ from scipy.stats import kendalltau
 
 from benchmarks.rank_stability import kendall, stability
 from tests.train_worker.recorded import BASELINE, CANDIDATES, measured, row
-from train_worker.table import RecordedTable
+from train_worker.recorded_table import RecordedTable
 
 VALUES = st.sampled_from([0.1, 0.2, 0.2, 0.3, 0.4, 0.7])
 

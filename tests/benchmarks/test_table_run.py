@@ -17,7 +17,8 @@ from benchmarks.two_gpus import GRIDS as TWO_GPUS
 from benchmarks.two_gpus import SMALL
 from tests.train_worker.recorded import measured
 from train_worker.outcome import Crashed, Outcome, OutOfMemory
-from train_worker.table import RecordedTable, TableRow
+from train_worker.recorded_table import RecordedTable
+from train_worker.table import TableRow
 from tuner.objective import Guard
 from tuner.replay_space import table_space
 

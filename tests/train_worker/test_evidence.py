@@ -27,6 +27,11 @@ PLAIN = Observed(
 GRAPHED: dict[str, KnobValue] = {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": "attn+moe_router"}
 REPLAYED = {"captured": ("attn", "moe_router"), "graphs_captured": 8, "graphs_replayed": 8}
 IN_GRAPHS = {**REPLAYED, "parts": {**ONCE, "attn": NO_CALLS, "core_attn": NO_CALLS, "moe_router": NO_CALLS}}
+ROUTER_GRAPHED: dict[str, KnobValue] = GRAPHED | {"cuda_graph_modules": "moe_router+moe_preprocess"}
+# DeepSeek-V3's first three layers are dense: with PP 16 they may be a stage of their own.
+DENSE_STAGE: dict[str, Any] = {
+    "moe_layers": 0, "part_sizes": {"attn": 4, "mlp": 4}, "parts": ONCE | {"moe_preprocess": NO_CALLS},
+}  # fmt: skip
 SELECTIVE: dict[str, KnobValue] = {"recompute_granularity": "selective"}
 FP8: dict[str, KnobValue] = {"fp8": "hybrid", "fp8_recipe": "blockwise"}
 FLEX: dict[str, KnobValue] = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
@@ -71,6 +76,10 @@ CASES: list[tuple[str, dict[str, KnobValue], dict[str, Any], bool | None]] = [
     ("cuda_graph_impl", GRAPHED, IN_GRAPHS, True),
     ("cuda_graph_impl", GRAPHED, {"graphs_captured": 8}, False),
     ("cuda_graph_impl", GRAPHED, {"layers": 0}, None),
+    ("cuda_graph_impl", ROUTER_GRAPHED, DENSE_STAGE, None),
+    ("cuda_graph_impl", GRAPHED, DENSE_STAGE, False),  # its attention should have been captured
+    ("cuda_graph_modules", ROUTER_GRAPHED, DENSE_STAGE, None),
+    ("cuda_graph_modules", GRAPHED, DENSE_STAGE, False),
     ("cuda_graph_modules", GRAPHED, IN_GRAPHS, True),
     ("cuda_graph_modules", GRAPHED, REPLAYED, False),  # every call is still an eager one
     ("delay_wgrad_compute", {"delay_wgrad_compute": True}, {"delayed_wgrads": 40}, True),
@@ -191,6 +200,10 @@ TENSORWISE = {
     "cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e4m3*, __nv_fp8_e4m3*, float": 354,
 }
 OTHER_GPU = {"nvjet_sm100_tst_64x8": 10}  # a name nobody has seen
+OTHER_CUBLAS = {  # made up: the same GPU, where only cuDNN says so
+    "nvjet_qqtst_128x128_128x6": 259,
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1_kernel0_0": 8,
+}
 
 
 def profiled(names: dict[str, int], candidate: Candidate, **seen: Any) -> Evidence:
@@ -209,6 +222,7 @@ def profiled(names: dict[str, int], candidate: Candidate, **seen: Any) -> Eviden
         ("tensorwise", TENSORWISE, "193 of 195 GEMM kernels in FP8, 0 of them scaled by blocks", True),
         ("tensorwise", BF16, "0 of 173 GEMM kernels in FP8, 0 of them scaled by blocks", False),
         ("delayed", BF16, "0 of 173 GEMM kernels in FP8, 0 of them scaled by blocks", True),
+        ("blockwise", OTHER_CUBLAS, "259 of 259 GEMM kernels in FP8, 0 of them scaled by blocks", True),
         ("blockwise", OTHER_GPU, "0 of 10 GEMM kernels in FP8, 0 of them scaled by blocks", True),
     ],
 )
@@ -222,7 +236,10 @@ def test_fp8_is_seen_in_the_kernels_where_their_names_are_known(
     assert row.active is verdict
 
 
-@pytest.mark.parametrize(("names", "verdict"), [(CUTLASS, True), (BLOCKWISE, False), (BF16, False), (OTHER_GPU, None)])
+@pytest.mark.parametrize(
+    ("names", "verdict"),
+    [(CUTLASS, True), (BLOCKWISE, False), (BF16, False), (OTHER_GPU, None), (OTHER_CUBLAS, None)],
+)
 def test_grouped_cutlass_kernels_are_seen_or_the_fallback_is(names: dict[str, int], verdict: bool | None) -> None:
     row = profiled(names, Candidate(knobs={}, env={"NVTE_USE_CUTLASS_GROUPED_GEMM": "1"}))
     assert row.active is verdict

@@ -185,6 +185,7 @@ def test_what_the_stack_refuses_is_rejected_with_its_words(error: Exception, pha
     ("error", "phase", "step"),
     [
         (ValueError("x"), "warmup", 1),
+        (ValueError("knob 'x' is in no built object"), "build", 2),
         (AssertionError("x"), "measure", 3),
         (ImportError("x"), "import", -1),
         (RuntimeError("x"), "build", -1),

@@ -12,8 +12,9 @@ from tests.search_spaces.cases import GPU_TRAINING, LAPTOP_RANKS, TINY, gpus
 from tests.train_worker.recorded import BASELINE, CANDIDATES, measured, row, rows
 from train_worker.job import TrialJob
 from train_worker.outcome import Measured, Outcome, OutOfMemory
+from train_worker.recorded_table import RecordedTable
 from train_worker.replay import NotRecorded, Replay, ReplayRunner
-from train_worker.table import RecordedTable, TableRow
+from train_worker.table import TableRow
 
 TIMES: dict[str, float | None] = {each.id: 0.2 + number / 100 for number, each in enumerate(CANDIDATES)}
 QUIET = RecordedTable(rows(TIMES), "table.jsonl")

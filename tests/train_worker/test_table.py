@@ -8,7 +8,8 @@ import pytest
 from search_spaces.errors import InputError
 from tests.train_worker.recorded import BASELINE, CANDIDATES, measured, row, rows, write
 from train_worker.outcome import Crashed, Diverged, Hung, Outcome, OutOfMemory, Rejected
-from train_worker.table import DETAIL_CHARACTERS, RecordedTable, TableRow, shortened
+from train_worker.recorded_table import RecordedTable
+from train_worker.table import DETAIL_CHARACTERS, TableRow, shortened
 
 TIMES = {each.id: 0.2 + number / 100 for number, each in enumerate(CANDIDATES)}
 FAILURES = (

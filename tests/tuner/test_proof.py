@@ -5,6 +5,7 @@ import io
 from rich.console import Console
 
 from tests.tracking.sample import candidate, finished, head, measured, sweep, trials
+from tests.train_worker.recorded import CUTLASS, PROFILE
 from tracking.record import Event
 from train_worker.outcome import Evidence, Rejected
 from tuner.leaderboard import Leaderboard, leaderboard
@@ -57,6 +58,16 @@ def test_old_records_without_evidence_show_no_table() -> None:
 def test_evidence_of_another_candidate_is_not_the_winners() -> None:
     other = measured(0.3).model_copy(update={"evidence": (UNKNOWN,)})
     assert leaderboard(events(finished(21, candidate(), other, "verify"))).evidence == (SENT, UNKNOWN)
+
+
+def test_a_repeat_that_was_not_profiled_does_not_hide_what_kernels_showed() -> None:
+    """Calls cannot tell of CUTLASS: only the first repeat of a winner, the profiled one, has its kernels."""
+    calls = Evidence(knob=CUTLASS, requested="1", seen="no call shows it", active=None)
+    kernels = calls.model_copy(update={"seen": "no call shows it; 96 grouped CUTLASS kernels", "active": True})
+    first = measured(0.15).model_copy(update={"evidence": (kernels,), "profile": PROFILE})
+    again = measured(0.15).model_copy(update={"evidence": (calls,)})
+    board = leaderboard([*sweep("faster"), finished(20, FAST, first, "verify"), finished(21, FAST, again, "verify")])
+    assert board.evidence == (kernels,)
 
 
 def test_what_did_not_run_is_a_failure_with_what_was_seen() -> None:

@@ -16,8 +16,8 @@ from search_spaces.candidate import Candidate
 from search_spaces.errors import InputError
 from tests.train_worker.recorded import BASELINE, CANDIDATES, measured, row, rows, write
 from train_worker.outcome import OutOfMemory
+from train_worker.recorded_table import RecordedTable
 from train_worker.replay import Replay
-from train_worker.table import RecordedTable
 from tuner.cli import main
 from tuner.replay import BudgetSpent, Game, Strategy, compete
 from tuner.replay_space import table_space

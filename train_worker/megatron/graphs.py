@@ -90,6 +90,11 @@ class LayerGraphs:
         self.replayed = 0
 
     @property
+    def empty(self) -> bool:
+        """Whether this stage has no layer to capture anything of: none at all, or none with the modules asked for."""
+        return not self._helper.flattened_callables
+
+    @property
     def active(self) -> bool:
         """Whether graphs were captured and the steps since `start_counting` replayed every one of them."""
         return self.captured > 0 and self.replayed >= self.captured

@@ -55,6 +55,8 @@ class IterationGraph:
         StaticBufferLoader.static_buffers[STAGE].clear()
         trainer.schedule = self._step
 
+    empty = False  # every stage has a schedule to capture
+
     def capture(self) -> None:
         """Nothing to do: the wrapper captures inside the next step, which is its number `after`."""
 

@@ -45,7 +45,10 @@ class Profiled(NamedTuple):
 
 
 class _Marks:
-    """When the step and its optimizer began and when it ended (ns, the profiler's clock), and memory peaks between."""
+    """When the step and its optimizer began and when it ended (ns, the profiler's clock), and memory peaks between.
+
+    The optimizer runs outside of every graph, so that its mark is there in a step that replays one too.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -55,7 +58,7 @@ class _Marks:
     def begin(self) -> None:
         self._drain()
         self._peak()
-        self.began_ns = self.optimizer_ns = time.time_ns()  # CLOCK_REALTIME, as kineto (c10/util/ApproximateClock.h)
+        self.began_ns = time.time_ns()  # CLOCK_REALTIME, as kineto (c10/util/ApproximateClock.h)
 
     def optimizer_begins(self) -> None:
         self.before_bytes, self.optimizer_ns = self._peak(), time.time_ns()
@@ -176,10 +179,8 @@ def _read(profiler: profile, marks: _Marks) -> Profiled:
         raise ProfilerFailed(
             f"the profiler's clock is apart: events from {first:.0f} to {last:.0f} us of {step_us:.0f}"
         )
-    memory = None
-    if on_cuda and marks.optimizer_ns > marks.began_ns:  # a graph of the whole iteration replays without a mark
-        memory = PhaseMemory(forward_backward_bytes=marks.before_bytes, optimizer_bytes=marks.after_bytes)
-    return Profiled(StepTrace(tuple(events), step_us, dict(calls)), memory)
+    memory = PhaseMemory(forward_backward_bytes=marks.before_bytes, optimizer_bytes=marks.after_bytes)
+    return Profiled(StepTrace(tuple(events), step_us, dict(calls)), memory if on_cuda else None)
 
 
 def _from_cuda(found: Iterable[Any], marks: _Marks) -> tuple[list[GpuEvent], Counter[str]]:
@@ -201,7 +202,7 @@ def _from_cuda(found: Iterable[Any], marks: _Marks) -> tuple[list[GpuEvent], Cou
         if launch is None:
             return "unknown"
         at_ns, thread = launch
-        if at_ns >= marks.optimizer_ns > marks.began_ns:
+        if at_ns >= marks.optimizer_ns:
             return "optimizer"
         return "forward" if thread == main_thread else "backward"
 
@@ -237,7 +238,7 @@ def _from_cpu(found: Iterable[Any], marks: _Marks) -> list[GpuEvent]:
     optimizer_us = (marks.optimizer_ns - marks.began_ns) / 1e3
 
     def phase(at_us: float) -> Phase:
-        if at_us >= optimizer_us > 0:
+        if at_us >= optimizer_us:
             return "optimizer"
         index = bisect_right(starts, at_us) - 1
         return "backward" if index >= 0 and at_us < behind[index][1] else "forward"

@@ -15,8 +15,8 @@ from train_worker.megatron.model import Built
 @dataclass(frozen=True)
 class Run:
     """What was built, and how it ran: the micro-batches of the last step, whether its schedule asked for plans of two
-    micro-batches (`planned`), what the process itself was set to (`train_worker.host`), and whether graphs that were
-    captured were `replayed`."""
+    micro-batches (`planned`), what the process itself was set to (`train_worker.host`), and whether the graphs that
+    this stage has layers for were captured and `replayed`."""
 
     built: Built
     micro_batch_sizes: tuple[int, ...]

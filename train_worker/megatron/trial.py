@@ -64,45 +64,57 @@ def run(job: TrialJob, progress: Progress, keeper: Keeper | None = None) -> Meas
     follow_environment()
     host = HostSettings(job.candidate, job.cluster, torch.distributed.get_rank())
     with megatron_on_cpu() if job.cluster.device == "cpu" else nullcontext(), host, _model_parallel(job, progress):
-        device = torch.device("cpu" if job.cluster.device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         with progress.within("build"):
-            try:
-                configs = configs_of(job)
-            except (ValueError, AssertionError, NotImplementedError, ImportError) as refusal:
-                # Megatron's own validation, the same on every rank and before any collective of the build.
-                return Rejected(rule="megatron-config", reason=f"{type(refusal).__name__}: {refusal}")
-            if changed := config_mismatch(job.candidate, configs):
-                return changed
-            model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True, **rng_arguments(job.candidate))
-            built = build(job, configs)
-            trainer = trainer_of(job, configs, built, device)
-            graphs = graphs_of(job, configs, built, trainer)
-        observer = Observer(job, trainer, graphs)
-        steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors), graphs, observer)
-        with progress.within("warmup"):
-            diverged = steps.warm_up(job.training.warmup_steps)
-        if diverged:
-            return diverged
-        with progress.within("build"):
-            seen = Run(
-                built, tuple(trainer.seen), trainer.planned, host.effective(), graphs is not None and graphs.active
-            )
-            effective, evidence, refused = _as_asked(job, seen, observer)
-        if refused:
-            return refused
-        with progress.within("measure"):
-            diverged = steps.measure(job.training, job.slow_above_s)
-        if diverged:
-            return diverged
-        with progress.within("report"):
-            measured = _measured(job, progress, steps, built, effective).model_copy(update={"evidence": evidence})
-            keeper = keeper or Keeper()
-            if not job.profile or steps.slow:
-                return measured
-            keeper.measured(measured)
-        with progress.within("profile"):
-            measured, trace = with_profile(measured, trainer, host, keeper)
-            return with_kernels(measured, trace, observer)
+            prepared = _prepared(job)
+        if isinstance(prepared, Rejected):
+            return prepared
+        return _trained(job, progress, keeper or Keeper(), host, *prepared)
+
+
+def _prepared(job: TrialJob) -> tuple[Trainer, Graphs | None] | Rejected:
+    """What is built before the first step, or why Megatron would not have it so."""
+    device = torch.device("cpu" if job.cluster.device == "cpu" else f"cuda:{torch.cuda.current_device()}")
+    try:
+        configs = configs_of(job)
+    except (ValueError, AssertionError, NotImplementedError, ImportError) as refusal:
+        # Megatron's own validation, the same on every rank and before any collective of the build.
+        return Rejected(rule="megatron-config", reason=f"{type(refusal).__name__}: {refusal}")
+    if changed := config_mismatch(job.candidate, configs):
+        return changed
+    model_parallel_cuda_manual_seed(job.seed, force_reset_rng=True, **rng_arguments(job.candidate))
+    built = build(job, configs)
+    trainer = trainer_of(job, configs, built, device)
+    return trainer, graphs_of(job, configs, built, trainer)
+
+
+def _trained(
+    job: TrialJob, progress: Progress, keeper: Keeper, host: HostSettings, trainer: Trainer, graphs: Graphs | None
+) -> Measured | Diverged | Rejected:
+    """Warm up, see whether what was asked for ran, measure, profile. Collective."""
+    built, device, observer = trainer.built, trainer.device, Observer(job, trainer, graphs)
+    steps = _Steps(trainer, host, progress, StepClock(device), PeakMemory(device, built.tensors), graphs, observer)
+    with progress.within("warmup"):
+        diverged = steps.warm_up(job.training.warmup_steps)
+    if diverged:
+        return diverged
+    with progress.within("build"):
+        replayed = graphs is not None and (graphs.active or graphs.empty)
+        seen = Run(built, tuple(trainer.seen), trainer.planned, host.effective(), replayed)
+        effective, evidence, refused = _as_asked(job, seen, observer)
+    if refused:
+        return refused
+    with progress.within("measure"):
+        diverged = steps.measure(job.training, job.slow_above_s)
+    if diverged:
+        return diverged
+    with progress.within("report"):
+        measured = _measured(job, progress, steps, built, effective, evidence)
+        if not job.profile or steps.slow:
+            return measured
+        keeper.measured(measured)
+    with progress.within("profile"):
+        measured, trace = with_profile(measured, trainer, host, keeper)
+        return with_kernels(measured, trace, observer)
 
 
 def refuse_inactive(job: TrialJob) -> Rejected | None:
@@ -200,7 +212,12 @@ class _Steps:
 
 
 def _measured(
-    job: TrialJob, progress: Progress, steps: _Steps, built: Built, effective: dict[str, KnobValue]
+    job: TrialJob,
+    progress: Progress,
+    steps: _Steps,
+    built: Built,
+    effective: dict[str, KnobValue],
+    evidence: tuple[Evidence, ...],
 ) -> Measured:
     samples, warm = steps.samples(), job.training.warmup_steps
     seconds = progress.seconds
@@ -212,6 +229,7 @@ def _measured(
         parameter_count=parameter_count(built.models),
         effective=effective,
         fingerprint=fingerprint(job.cluster.device),
+        evidence=evidence,
         phases=PhaseTimes(build_s=seconds["build"], warmup_s=seconds["warmup"], measure_s=seconds["measure"]),
         timing=step_timing([sample.step_time_s for sample in samples[warm:]]),
         given_up=steps.slow,

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from search_spaces.errors import Fault, InputError, NothingAcceptable
 from search_spaces.space import nearest
+from train_worker.recorded_table import RecordedTable
 from train_worker.replay import Replay
-from train_worker.table import RecordedTable
 from tuner.replay import Reached, ReplayResult, Spread, compete
 from tuner.replay_strategies import STRATEGIES
 
