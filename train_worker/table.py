@@ -5,7 +5,6 @@ that was cut off goes on; a later row of the same trial replaces the earlier.
 """
 
 import json
-import math
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +36,7 @@ Failure = Annotated[OutOfMemory | Rejected | Hung | Diverged | Crashed, Field(di
 MOST_FAULTS = 20  # shown of one table
 DETAIL_CHARACTERS = 800  # kept of a failure's words: their end, which names the error
 TIME_DIGITS, LOSS_DIGITS = 6, 6
+SHORTEST_S, LONGEST_S = 10.0**-TIME_DIGITS, 1e9  # of a step or a trial: beyond these, noise has no finite number
 # What may differ between the rows of a table and a job that is answered from it: how long a trial measures.
 STEP_COUNTS = frozenset({"warmup_steps", "measured_steps", "min_measured_steps", "target_relative_error"})
 
@@ -93,8 +93,8 @@ class MeasuredPart(Noun):
             raise ValueError("losses and grad_norms must be as many as warmup_times_s and step_times_s together")
         if self.gpu_times_s is not None and len(self.gpu_times_s) != len(times):
             raise ValueError("gpu_times_s must be as many as warmup_times_s and step_times_s together")
-        if not all(0 < seconds < math.inf for seconds in times):
-            raise ValueError("a step time is not above zero and finite")
+        if not all(SHORTEST_S <= seconds <= LONGEST_S for seconds in times):
+            raise ValueError(f"a step time is not from {SHORTEST_S:g} to {LONGEST_S:g} s")
         return self
 
     def outcome(self, tokens_per_step: int) -> Measured:
@@ -140,7 +140,7 @@ class TableRow(Noun):
     repeat: int | None = Field(None, ge=1)
     sweep: Literal[1, 2] | None = Field(None, alias="pass")
     started_at: str = Field(description="UTC, ISO 8601")
-    wall_s: float = Field(gt=0, allow_inf_nan=False, description="from the request to the report")
+    wall_s: float = Field(gt=0, le=LONGEST_S, description="from the request to the report")
     outcome: Literal["measured", "out_of_memory", "rejected", "hung", "diverged", "crashed"]
     knobs: dict[str, KnobValue]
     env: dict[str, str]
@@ -221,12 +221,13 @@ class RecordedTable:
         """Raises InputError, with file and line, for what is no row, for rows of several models, machines or training
         jobs, and where no baseline was repeated."""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # U+2028 ends no line of JSON
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 [Fault(f"cannot read it: {error}", str(path))], "give a table of recorded trials"
             ) from error
         faults: list[Fault] = []
+        lines = [] if lines == [""] else lines
         rows = [row for number, line in enumerate(lines, 1) if (row := _row(line, str(path), number, faults))]
         faults = faults or _strangers(rows, str(path))
         if not faults and len({row.id for row in rows if row.repeat}) != 1:
@@ -273,6 +274,8 @@ def _row(line: str, path: str, number: int, faults: list[Fault]) -> TableRow | N
         for each in error.errors(include_url=False, include_input=False):
             place = ".".join(map(str, each["loc"]))
             faults.append(Fault(f"{place}: {each['msg']}" if place else each["msg"], path, number))
+    except ValueError:  # what Python itself refuses to read, beside what is no JSON
+        faults.append(Fault("a number of over 4,300 digits", path, number))
     return None
 
 

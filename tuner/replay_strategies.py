@@ -32,7 +32,7 @@ def walls(game: Game) -> None:
     """What the wall of the best one so far asks for first, then TPE: `search.strategy: walls` of `moetune run`."""
     from tuner.walls_search import WallsProposer
 
-    proposer = WallsProposer(game.legal, "minimize", game.seed, game.trials)
+    proposer = WallsProposer(game.legal, "minimize", game.seed, min(game.trials, game.legal.count))
     candidate: Candidate | None = game.default
     proposer.adopt(0, game.default)
     while candidate is not None:
