@@ -81,7 +81,7 @@ class Spread(Noun):
 
 
 class Reached(Spread):
-    """`never`: seeds that did not get there. They count as one trial more than they could have: it was that at least."""
+    """`never`: seeds that did not get there. They count as one trial more than they could have: at least that."""
 
     never: int
 
