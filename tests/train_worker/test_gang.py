@@ -131,7 +131,7 @@ def test_a_rank_that_dies_in_the_profiled_step_costs_no_measurement(gang: LocalG
     outcome = run_and_disturb(gang, job("profiled", steps=1, sequences=64), kill, "profile")
     assert isinstance(outcome, Measured)
     assert outcome.profile is None
-    assert "Connection closed by peer" in (outcome.profile_error or "")
+    assert "by peer" in (outcome.profile_error or "")  # closed, or reset where it had not read all
     assert isinstance(gang.run(job("after-profile")), Measured)
 
 
