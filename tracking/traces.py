@@ -4,6 +4,7 @@ Only finalists have one. A trace is a help to people, and no part of the truth: 
 """
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -24,3 +25,5 @@ def store_trace(run_folder: Path, trial_id: str, packed: bytes) -> None:
         partial.rename(path)
     except OSError as error:
         log.warning("the trace of %s is not kept: %s", trial_id, error)
+        with suppress(OSError):  # what is left of the disk is the journal's
+            partial.unlink(missing_ok=True)

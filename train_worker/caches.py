@@ -20,12 +20,13 @@ VARIABLES = {"CUDA_CACHE_PATH": "cuda", "TRITON_CACHE_DIR": "triton", "TORCHINDU
 
 
 def cache_environment(root: Path | None = None) -> dict[str, str]:
-    """Variables for the clean parent and every rank; {} where `root` is read-only. What the user has set stays."""
-    folder = (root or cache_root()) / stack_key()
+    """Variables for the clean parent and every rank; {} where `root` is read-only or nobody's home can be found. What
+    the user has set stays."""
     try:
+        folder = (root or cache_root()) / stack_key()
         for name in VARIABLES.values():
             (folder / name).mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: `expanduser` of a user without a home, as in many containers
         return {}
     if not os.access(folder, os.W_OK):
         return {}

@@ -4,6 +4,7 @@ Sources of the texts: torch's allocator, NCCL's disguises of an out-of-memory (`
 "Cuda failure 2" or "Failed to CUDA calloc async", seen after an OOM on an H200), cuBLAS, gloo.
 """
 
+import errno
 import re
 import traceback
 from typing import Literal
@@ -45,6 +46,7 @@ REFUSALS = (ValueError, AssertionError, NotImplementedError, ImportError)
 # A layout that does not divide (tensor_parallel/utils.py), a kernel of APEX (tensor_parallel/layers.py:1070), a recipe
 # of a newer GPU (Transformer Engine pytorch/quantization.py:168: MXFP8 in the first forward, seen on one H200).
 REFUSING_WORDS = ("is not divisible by", "custom CUDA extension", "Device compute capability")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 DETAIL_CHARACTERS = 4000
 
 
@@ -68,7 +70,8 @@ def classify(error: BaseException, phase: str, step: int = -1) -> Outcome:
     if refusing and (isinstance(error, REFUSALS) or any(text in str(error) for text in REFUSING_WORDS)):
         return Rejected(rule="stack-refuses", reason=f"{type(error).__name__}: {error}"[:DETAIL_CHARACTERS])
     network = any(text in _words(error) for text in NETWORK) and phase == "process_group"
-    return Crashed(phase=phase, detail=detail, infrastructure=network or isinstance(error, MachineFault))
+    machine = isinstance(error, MachineFault) or (isinstance(error, OSError) and error.errno in NO_ROOM)
+    return Crashed(phase=phase, detail=detail, infrastructure=network or machine)
 
 
 def out_of_memory_in(text: str) -> Literal["device", "host"] | None:

@@ -61,6 +61,8 @@ def visible_device(local_rank: int, visible: str | None) -> int | str:
     `visible` is CUDA_VISIBLE_DEVICES; None or "" means all. Raises IndexError where it names fewer devices.
     """
     names = [name.strip() for name in (visible or "").split(",") if name.strip()]
+    if names and local_rank >= len(names):
+        raise IndexError(f"CUDA_VISIBLE_DEVICES={visible!r} has no GPU {local_rank}")
     name = names[local_rank] if names else str(local_rank)
     return int(name) if name.isdigit() else name
 

@@ -31,7 +31,7 @@ class Keeper:
         if self._write is None:
             return
         limit_s = PROFILE_LIMIT_S + PROFILE_LIMIT_STEPS * max((step.step_time_s for step in outcome.steps), default=0.0)
-        error = f"the profiled step did not come to its end in {limit_s:.0f} s"
+        error = f"no word came from the profiled step: killed in it, ended after {limit_s:.0f} s, or its disk was full"
         self._write(outcome.model_copy(update={"profile_error": error}))
         self._timer = threading.Timer(limit_s, os._exit, (0,))  # no clean-up: another thread hangs in a collective
         self._timer.daemon = True

@@ -24,6 +24,7 @@ from search_spaces.shapes import Noun
 from train_worker.job import RankPlace, TrialJob
 from train_worker.packages import Probe, usable_packages
 from train_worker.rank import apply_environment, run_rank
+from train_worker.rank_report import UNREPORTED
 
 PR_SET_PDEATHSIG = 1
 STACKS_SIGNAL = signal.SIGUSR1
@@ -96,7 +97,7 @@ def _fork(request: ForkRequest) -> int:
     except BaseException:  # noqa: BLE001 - no report could be written (a full disk): the log is the last resort
         traceback.print_exc()
     finally:
-        os._exit(70)
+        os._exit(UNREPORTED)
 
 
 def _become_rank(request: ForkRequest) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from train_worker.job import Phase
@@ -39,7 +39,8 @@ class Progress:
     def _write(self) -> None:
         if self.path is not None:
             text = json.dumps({"phase": self.phase, "step": self.step, "pid": os.getpid()})
-            self.path.write_text(text)
+            with suppress(OSError):  # a full disk: only the word on where a killed rank was is lost, not the trial
+                self.path.write_text(text)
 
 
 def read_progress(path: Path) -> tuple[str, int]:

@@ -14,6 +14,7 @@ from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, Out
 
 KillReason = Literal["deadline", "memory", "peer", "stop"]
 SIGKILL = 9
+UNREPORTED = 70  # exit code of a rank that could not begin, or not write its report: its disk is full, as a rule
 
 
 class RankReport(Noun):
@@ -74,11 +75,14 @@ def explain(report: RankReport, time_limit_s: float) -> Outcome:
     if where := out_of_memory_in(report.log_tail):  # C++ aborts on a failed allocation, with a last word in the log
         return OutOfMemory(where=where, phase=report.phase, detail=report.log_tail)
     end = f"signal {report.signal}" if report.signal else f"exit code {report.exit_code}"
+    unreported = report.exit_code == UNREPORTED
+    hint = " that it could write: is the worker's disk full?" if unreported else ""
     return Crashed(
         phase=report.phase,
-        detail=f"rank {report.rank} ended with {end} and no report\n{report.log_tail}".strip(),
+        detail=f"rank {report.rank} ended with {end} and no report{hint}\n{report.log_tail}".strip(),
         exit_code=report.exit_code,
         signal=report.signal,
+        infrastructure=unreported,
     )
 
 

@@ -40,12 +40,13 @@ class RecordedTable:
         """Raises InputError, with file and line, for what is no row, for rows of several models, machines or training
         jobs, and where no baseline was repeated."""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # U+2028 ends no line of JSON
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 [Fault(f"cannot read it: {error}", str(path))], "give a table of recorded trials"
             ) from error
         faults: list[Fault] = []
+        lines = [] if lines == [""] else lines
         rows = [row for number, line in enumerate(lines, 1) if (row := _row(line, str(path), number, faults))]
         faults = faults or _strangers(rows, str(path))
         if not faults and len({row.id for row in rows if row.repeat}) != 1:
@@ -92,6 +93,8 @@ def _row(line: str, path: str, number: int, faults: list[Fault]) -> TableRow | N
         for each in error.errors(include_url=False, include_input=False):
             place = ".".join(map(str, each["loc"]))
             faults.append(Fault(f"{place}: {each['msg']}" if place else each["msg"], path, number))
+    except ValueError:  # what Python itself refuses to read, beside what is no JSON
+        faults.append(Fault("a number of over 4,300 digits", path, number))
     return None
 
 

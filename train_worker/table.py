@@ -1,7 +1,6 @@
 """One row of a table of recorded trials: a JSON object a line, one trial each. `recorded_table` reads whole tables."""
 
 import json
-import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -28,6 +27,7 @@ from train_worker.profile import StepProfile
 Failure = Annotated[OutOfMemory | Rejected | Hung | Diverged | Crashed, Field(discriminator="kind")]
 DETAIL_CHARACTERS = 800  # kept of a failure's words: their end, which names the error
 TIME_DIGITS, LOSS_DIGITS = 6, 6
+SHORTEST_S, LONGEST_S = 10.0**-TIME_DIGITS, 1e9  # of a step or a trial: beyond these, noise has no finite number
 
 
 class MeasuredPart(Noun):
@@ -82,8 +82,8 @@ class MeasuredPart(Noun):
             raise ValueError("losses and grad_norms must be as many as warmup_times_s and step_times_s together")
         if self.gpu_times_s is not None and len(self.gpu_times_s) != len(times):
             raise ValueError("gpu_times_s must be as many as warmup_times_s and step_times_s together")
-        if not all(0 < seconds < math.inf for seconds in times):
-            raise ValueError("a step time is not above zero and finite")
+        if not all(SHORTEST_S <= seconds <= LONGEST_S for seconds in times):
+            raise ValueError(f"a step time is not from {SHORTEST_S:g} to {LONGEST_S:g} s")
         return self
 
     def outcome(self, tokens_per_step: int) -> Measured:
@@ -129,7 +129,7 @@ class TableRow(Noun):
     repeat: int | None = Field(None, ge=1)
     sweep: Literal[1, 2] | None = Field(None, alias="pass")
     started_at: str = Field(description="UTC, ISO 8601")
-    wall_s: float = Field(gt=0, allow_inf_nan=False, description="from the request to the report")
+    wall_s: float = Field(gt=0, le=LONGEST_S, description="from the request to the report")
     outcome: Literal["measured", "out_of_memory", "rejected", "hung", "diverged", "crashed"]
     knobs: dict[str, KnobValue]
     env: dict[str, str]

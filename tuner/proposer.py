@@ -190,10 +190,15 @@ class Proposer:
 
 
 def _sampler(seed: int, startup_trials: int) -> optuna.samplers.TPESampler:
-    """TPE over groups of knobs that exist together: what a conditional space needs. `group` is marked experimental."""
+    """TPE over groups of knobs that exist together: what a conditional space needs. `group` is marked experimental.
+
+    No constant liar, which would count what runs by what was first drawn for it: the journal holds what runs instead.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup_trials)
+        return optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, group=True, n_startup_trials=startup_trials, constant_liar=False
+        )
 
 
 def _derived(seed: int, number: int) -> int:

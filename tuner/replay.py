@@ -81,7 +81,7 @@ class Spread(Noun):
 
 
 class Reached(Spread):
-    """`never`: seeds that did not get there. They count as one trial more than they had, so it was that at least."""
+    """`never`: seeds that did not get there. They count as one trial more than they could have: at least that."""
 
     never: int
 
@@ -112,8 +112,9 @@ class ReplayResult(Noun):
 def compete(replay: Replay, name: str, strategies: Mapping[str, Strategy], trials: int, seeds: int) -> ReplayResult:
     """Play strategy `name` with seeds 0 .. `seeds` - 1. Raises InputError for a table that cannot be searched."""
     legal = table_space(replay.table)
+    most = min(trials, legal.count)
     games = [_played(Game(replay, legal, trials, seed), strategies[name]) for seed in range(seeds)]
-    reached = [float(trials + 1 if game.near_after is None else game.near_after) for game in games]
+    reached = [float(most + 1 if game.near_after is None else game.near_after) for game in games]
     spread = _spread(reached)
     best = min(replay.values, key=replay.values.__getitem__)
     default_s = replay.values.get(replay.table.baseline.id, float("inf"))

@@ -71,9 +71,13 @@ class SweepSession:
         self._lost: dict[int, int] = {}
         # A resumed sweep has used what its trials took: the time between two drivers is nobody's.
         self._began = time.monotonic() - sum(r.wall_s for r in self._searched()) / sweep.spec.cluster.slots
-        for record in sorted(self.records, key=lambda each: each.number):
-            if record.purpose != "verify":
-                proposer.restore(record.candidate, *self._told(record.outcome))
+        # By number, those in flight too: the order of its trials is part of what a sampler goes by.
+        known: list[TrialRecord | Proposed] = [*self._searched(), *self._pending]
+        for past in sorted(known, key=lambda each: each.number):
+            if isinstance(past, Proposed):
+                proposer.adopt(past.number, past.candidate)
+            else:
+                proposer.restore(past.candidate, *self._told(past.outcome))
 
     # --- what Tune asks (tuner.search.Session)
 
@@ -222,10 +226,7 @@ class SweepSession:
 
     def _next_proposal(self) -> Proposed | Literal["wait", "done"]:
         if self._pending:
-            proposed = self._pending.popleft()
-            if self._lost.get(proposed.number, 0) == 0:
-                self.proposer.adopt(proposed.number, proposed.candidate)
-            return proposed
+            return self._pending.popleft()
         if self._next_number == 0:
             self.proposer.adopt(0, self.default)
             return self.propose(self.default, "baseline")

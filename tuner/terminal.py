@@ -7,21 +7,32 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from errno import EIO
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from search_spaces.errors import InputError, MoetuneError, ResourceMissing
 from tracking.ballast import NO_ROOM
 
+# Marks that a terminal obeys (ESC above all): what a trial or a journal says is data. They have no width in a table.
+OBEYED = dict.fromkeys(mark for mark in (*range(0x20), *range(0x7F, 0xA0)) if chr(mark) not in "\n\t")
 PIPE_WIDTH = 160  # characters; a pipe has no width of its own
 NEXT_STEP = "send the output to a place with room, such as another file"
 
 
 class PatientConsole(Console):
-    """A console whose reader may go away: what is left goes nowhere, and the sweep goes on."""
+    """A console whose reader may go away: what is left goes nowhere, and the sweep goes on.
+
+    Text has no control characters; rich's own (colours, the live table) are no text.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(segment.text.translate(OBEYED), segment.style)
 
     def on_broken_pipe(self) -> None:
         silence(self.file.fileno())

@@ -70,9 +70,11 @@ def wall_line(found: StandsAt) -> str:
         return f"Wall of the {name}: not known, the profiled step failed: {found.error}."
     work = sorted(((v, k) for k, v in profile.categories_s.items() if k != "communication"), reverse=True)[:3]
     busiest = ", ".join(
-        f"{category.replace('_', ' ')} {seconds / profile.gpu_busy_s:.0%}" for seconds, category in work
+        f"{category.replace('_', ' ')} {seconds / profile.gpu_busy_s:.0%}"
+        for seconds, category in work
+        if profile.gpu_busy_s  # a journal is only data
     )
-    why = profile.why[0].upper() + profile.why[1:]
+    why = profile.why[:1].upper() + profile.why[1:]
     busy = f"{profile.gpu_busy_s * 1e3:.4g} ms of work ({busiest})"
     line = f"Wall of the {name}: {profile.wall}. {why}; {busy}."
     return f"{line} Try: {', '.join(found.untried)}." if found.untried else line

@@ -53,3 +53,9 @@ def test_the_users_cache_folder_is_the_default(tmp_path: Path, monkeypatch: pyte
     assert cache_root() == tmp_path / "moetune"
     monkeypatch.setenv(caches.FOLDER, str(tmp_path / "mine"))
     assert cache_root() == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("variable", [caches.FOLDER, "XDG_CACHE_HOME"])
+def test_without_a_home_there_are_no_caches(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "~nobody-of-that-name/cache")
+    assert cache_environment() == {}

@@ -4,6 +4,7 @@ Sources: runs on an H200, runs of Ray's failures on a laptop, and the strings in
 and Triton.
 """
 
+import errno
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -214,6 +215,11 @@ def test_ranks_that_cannot_meet_are_the_infrastructure_s_fault_only_while_they_m
         training = classify(error, "measure", 4)
         assert isinstance(training, Crashed)
         assert not training.infrastructure
+
+
+def test_a_full_disk_is_the_machines_fault() -> None:
+    found = [classify(OSError(number, "no"), "warmup", 3) for number in (errno.ENOSPC, errno.EDQUOT, errno.ENOENT)]
+    assert [isinstance(each, Crashed) and each.infrastructure for each in found] == [True, True, False]
 
 
 def test_the_detail_ends_with_the_error_and_has_an_end() -> None:

@@ -1,6 +1,7 @@
 """Real ranks, forked from real parents, failing for real: killed, stopped, starved of memory, diverging."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, Out
 from train_worker.parent import end_group
 from train_worker.progress import read_progress
 from train_worker.rank import progress_path
+from train_worker.rank_report import UNREPORTED
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 MODEL = ModelShape(
@@ -129,7 +131,7 @@ def test_a_rank_that_dies_in_the_profiled_step_costs_no_measurement(gang: LocalG
     outcome = run_and_disturb(gang, job("profiled", steps=1, sequences=64), kill, "profile")
     assert isinstance(outcome, Measured)
     assert outcome.profile is None
-    assert "Connection closed by peer" in (outcome.profile_error or "")
+    assert "by peer" in (outcome.profile_error or "")  # closed, or reset where it had not read all
     assert isinstance(gang.run(job("after-profile")), Measured)
 
 
@@ -146,6 +148,19 @@ def test_a_killed_rank_is_a_crash_and_the_gang_goes_on(gang: LocalGang) -> None:
     assert outcome.phase == "measure"
     assert not any(alive(pid) for pid in pids)
     assert isinstance(gang.run(job("after-kill")), Measured)
+
+
+def test_a_rank_that_cannot_write_its_report_is_the_machines_fault(gang: LocalGang) -> None:
+    """As on a full disk: the search must not learn from it that the configuration does not run."""
+
+    def no_place(running: LocalGang) -> None:
+        shutil.rmtree(running.hosts[1].folder / "unwritten")
+
+    outcome = run_and_disturb(gang, job("unwritten", steps=20), no_place)
+    assert isinstance(outcome, Crashed)
+    assert (outcome.exit_code, outcome.infrastructure) == (UNREPORTED, True)
+    assert "disk full" in outcome.detail
+    assert isinstance(gang.run(job("after-unwritten")), Measured)
 
 
 def test_a_stopped_rank_is_hung_and_the_gang_goes_on(gang: LocalGang) -> None:

@@ -215,4 +215,4 @@ def test_a_rank_that_hangs_in_the_profiled_step_ends_with_its_measurement_writte
     assert ended.wait(10)
     assert codes == [0]
     assert written[0].steps == measured(0.001).steps
-    assert written[0].profile_error == "the profiled step did not come to its end in 0 s"
+    assert "ended after 0 s" in (written[0].profile_error or "")

@@ -70,8 +70,11 @@ def _spoilt(made: TableRow, **changes: object) -> str:
         ({"gpu_times_s": [1.0]}, "gpu_times_s must be as many"),
         ({"losses": [1.0]}, "losses and grad_norms must be as many"),
         ({"step_times_s": [], "losses": [9, 8], "grad_norms": [1, 1]}, "step_times_s"),
-        ({"step_times_s": [0.0] * 5}, "not above zero"),
-        ({"step_times_s": [float("nan")] * 5}, "not above zero"),
+        ({"step_times_s": [0.0] * 5}, "not from 1e-06 to 1e+09 s"),
+        ({"step_times_s": [float("nan")] * 5}, "not from 1e-06 to 1e+09 s"),
+        ({"step_times_s": [5e-324] * 5}, "not from 1e-06 to 1e+09 s"),
+        ({"step_times_s": [1.7e308] * 5}, "not from 1e-06 to 1e+09 s"),
+        ({"wall_s": 1.7e308}, "wall_s"),
         ({"outcome": "hung"}, "needs `measured` or `failure`"),
         ({"surprise": 1}, "surprise"),
         ({"training": None}, "training"),
@@ -89,6 +92,21 @@ def test_what_is_no_row_is_said_with_its_line(changes: dict[str, object], said: 
     assert f"{path}:3:2: no JSON" in str(caught.value)
     assert f"{path}:4: nested too deeply" in str(caught.value)
     assert f"{path}:5: " in str(caught.value)
+
+
+def test_a_number_without_end_is_said_with_its_line(tmp_path: Path) -> None:
+    made = rows(TIMES)
+    path = tmp_path / "table.jsonl"
+    path.write_text(made[0].line() + made[1].line()[:-2] + f', "surprise": {"9" * 5000}}}\n')
+    with pytest.raises(InputError, match="2: a number of over 4,300 digits"):
+        RecordedTable.read(path)
+
+
+def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path: Path) -> None:
+    made = rows(TIMES)
+    path = tmp_path / "table.jsonl"
+    path.write_text("".join(each.line().replace("T03:04", "\u2028\x8503:04") for each in made), encoding="utf-8")
+    assert len(RecordedTable.read(path).rows) == len(made)
 
 
 def test_rows_of_another_model_or_job_are_refused_and_more_warmup_is_not(tmp_path: Path) -> None:

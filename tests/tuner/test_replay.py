@@ -140,6 +140,8 @@ def test_one_change_at_a_time_stops_where_only_two_at_once_would_help() -> None:
     assert found.regret_percent.mean == pytest.approx(100)
     assert found.trials_to_within_2_percent.never == 10
     assert found.trials_to_within_2_percent.mean == COUNT + 1
+    large = compete(Replay(table(times)), "one-factor", STRATEGIES, 10**24, 10)
+    assert large.trials_to_within_2_percent.mean == COUNT + 1  # no search has more trials than the table configurations
     assert compete(Replay(table(times)), "random", STRATEGIES, COUNT, 10).regret_percent.mean == pytest.approx(0)
 
 
@@ -217,6 +219,8 @@ def test_wrong_input_is_exit_2_and_a_table_without_a_measurement_is_3(
     said = capsys.readouterr().err
     assert "did you mean tpe?" in said
     assert "--trials 0" in said
+    assert main(["replay", str(path), "--strategy", "random", "--trials", "3", "--seeds", "1000000000"]) == 2
+    assert "--seeds 1000000000: at most 10,000" in capsys.readouterr().err
     assert main(["replay", str(tmp_path / "absent"), "--strategy", "tpe", "--trials", "3"]) == 2
     failed = row(BASELINE, OutOfMemory(where="device", phase="warmup", detail=""), repeat=1)
     write(path, [failed])

@@ -3,13 +3,15 @@
 import contextlib
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from search_spaces.candidate import Candidate
 from search_spaces.errors import ResourceMissing
 from tests.tuner.sessions import Bench, drive, honest, measured, result
-from tracking.record import Event, TrialRecord
+from tracking.record import Event, Proposed, TrialRecord
 from train_worker.job import TrialJob
 from train_worker.outcome import (
     Crashed,
@@ -20,6 +22,7 @@ from train_worker.outcome import (
     OutOfMemory,
 )
 from train_worker.rank_report import InterruptedGang, NoSlot
+from tuner.proposer import Proposer
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def test_one_slot_has_one_trial_at_a_time(bench: Bench) -> None:
 
 
 def test_with_two_slots_the_baseline_still_ends_before_the_search(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, change=lambda text: text.replace("workers: 2,", "workers: 4,"))
+    bench = Bench(tmp_path, change=two_slots)
     session = bench.session()
     assert bench.sweep.spec.cluster.slots == 2
     assert session.next_job("a") not in ("wait", "done")
@@ -102,6 +105,58 @@ def test_the_same_journal_gives_the_same_order_whoever_asks(tmp_path: Path) -> N
         ids += drive(parts.session(), limit=3)
         parts.journal.close()
     assert ids == whole
+
+
+def in_turns(bench: Bench, events: int = 99) -> list[str]:
+    """Two slots, trials ending in another order than that of their numbers; the driver dies after `events` events."""
+    session, handles, running = bench.session(), count(), list[tuple[str, Candidate]]()
+    while len(bench.journal.events) < events:
+        handle = str(next(handles))
+        job = session.next_job(handle)
+        if job not in ("done", "wait"):
+            running.append((handle, TrialJob.model_validate_json(job).candidate))
+        elif not running:
+            break
+        else:
+            running.sort(key=lambda each: each[1].id)
+            handle, candidate = running.pop()
+            no_room = OutOfMemory(where="device", phase="warmup", detail="")
+            session.finish(handle, result(no_room if int(candidate.id[0], 16) % 3 == 0 else honest(candidate)))
+    bench.journal.close()
+    return [event.candidate.id for event in bench.journal.events if isinstance(event, Proposed)]
+
+
+def two_slots(text: str) -> str:
+    return text.replace("workers: 2,", "workers: 4,")
+
+
+def test_two_slots_resume_as_if_never_stopped(tmp_path: Path) -> None:
+    """What a trial in flight was drawn as first is in no journal: the sampler must not go by it."""
+
+    def bench(name: str) -> Bench:
+        (tmp_path / name).mkdir()
+        return Bench(tmp_path / name, 16, two_slots)
+
+    whole = in_turns(bench("whole"))
+    assert len(whole) == 16
+    for events in range(18, 30, 2):
+        stopped = bench(str(events))
+        in_turns(stopped, events)
+        assert in_turns(stopped) == whole
+
+
+def test_a_trial_in_flight_stands_before_a_later_one_that_ended(tmp_path: Path) -> None:
+    """The sampler's draw depends on the order of its trials."""
+    bench = Bench(tmp_path, change=two_slots)
+    session = bench.session()
+    drive(session, limit=1)
+    jobs = [TrialJob.model_validate_json(session.next_job(handle)) for handle in "ab"]
+    session.finish("b", result(measured(0.5)))
+    bench.journal.close()
+    proposer = bench.session().proposer
+    assert isinstance(proposer, Proposer)
+    told = [trial.params for trial in proposer._study.trials]
+    assert told == [proposer._params(each) for each in (session.default, *(job.candidate for job in jobs))]
 
 
 def test_a_trial_in_flight_runs_again_first_and_under_its_number(bench: Bench) -> None:

@@ -7,11 +7,12 @@ from rich.console import Console
 
 from tests.tracking.sample import candidate, compared, finished, head, measured, profiled
 from tracking.record import Event
-from train_worker.outcome import Measured
+from train_worker.outcome import Crashed, Measured
 from train_worker.profile import SUGGESTED
 from tuner.leaderboard import Leaderboard, leaderboard
 from tuner.report import render
 from tuner.report_html import page
+from tuner.terminal import PatientConsole
 from tuner.walls import untried, wall_line
 
 DEFAULT, FAST = candidate(), candidate(moe_token_dispatcher_type="alltoall")
@@ -72,3 +73,23 @@ def test_a_failed_profile_says_so_and_none_at_all_says_nothing() -> None:
 def test_the_page_has_the_lines_too() -> None:
     events = events_of(profiled(0.2), profiled(0.1))
     assert "Wall of the default: host." in page(events)
+
+
+def test_a_profile_without_any_work_is_no_fault() -> None:
+    fast = profiled(0.1)
+    assert fast.profile is not None
+    idle = fast.model_copy(update={"profile": fast.profile.model_copy(update={"gpu_busy_s": 0.0, "why": ""})})
+    assert "0 ms of work" in wall_line(board_of(idle, idle).walls[0])
+
+
+def test_what_a_trial_says_is_never_obeyed_by_a_terminal() -> None:
+    """An escape sequence in a trial's words (coloured logs, titles of windows) is text without its ESC."""
+    crashed = Crashed(phase="build", detail="\x1b]0;title\x07\x1b[31mred\x9b31m")
+    board = leaderboard([head(), finished(0, DEFAULT, profiled(0.2), "baseline"), finished(1, FAST, crashed)])
+    console = PatientConsole(file=io.StringIO(), width=160, force_terminal=True, color_system="truecolor")
+    render(board, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "]0;title[31mred" in shown
+    assert "\x1b[31m" not in shown
+    assert not {"\x07", "\x9b"} & set(shown)
+    assert "\x1b[" in shown  # rich's own styles
