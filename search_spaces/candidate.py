@@ -65,6 +65,11 @@ class Candidate(Noun):
         changed += [f"{k}={v}" for k, v in self.env.items() if default.env.get(k) != v]
         return ", ".join(changed) or "default"
 
+    def differing(self, default: "Candidate") -> tuple[str, ...]:
+        """Names of the knobs and variables that it has with another value than `default`."""
+        mine, theirs = {**self.knobs, **self.env}, {**default.knobs, **default.env}
+        return tuple(name for name, value in mine.items() if theirs.get(name) != value)
+
     def __hash__(self) -> int:
         return hash(self.id)
 

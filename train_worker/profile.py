@@ -177,14 +177,16 @@ def judged(
             )
         if share > MEMORY_SHARE:
             return "memory", f"{share:.0%} of the card is in use, more than {MEMORY_SHARE:.0%}"
+    neither = "neither is a wall"
     shares = f"GPU idle {idle:.0%}, exposed communication {exposed:.0%} of a {step_s * 1e3:.4g} ms step"
     if device == "cpu":
         shares = f"exposed communication {exposed:.0%} of a {step_s * 1e3:.4g} ms step"
+        neither = "that is no wall"
     elif idle > HOST_SHARE and idle > exposed:
         return "host", f"{shares}: idle more than {HOST_SHARE:.0%} and more than communication"
     if exposed > COMMUNICATION_SHARE:
         return "communication", f"{shares}: communication more than {COMMUNICATION_SHARE:.0%}"
-    return "compute", f"{shares}: neither is a wall"
+    return "compute", f"{shares}: {neither}"
 
 
 def top_kernels(events: Iterable[GpuEvent], count: int = TOP) -> tuple[KernelTotal, ...]:

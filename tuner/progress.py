@@ -178,5 +178,6 @@ def describe(outcome: Outcome) -> str:
     """An outcome in one line, with the number that matters."""
     if isinstance(outcome, Measured):
         step_time_s = score(outcome, Objective()) or 0.0
-        return f"{step_time_s * 1e3:.1f} ms a step, {outcome.peak_memory_bytes / 2**20:.1f} MiB"
+        given_up = ", given up as too slow" if outcome.given_up else ""
+        return f"{step_time_s * 1e3:.1f} ms a step, {outcome.peak_memory_bytes / 2**20:.1f} MiB{given_up}"
     return shortened(failure_line(outcome), LINE_CHARACTERS)

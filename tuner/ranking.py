@@ -25,7 +25,10 @@ class Row(Noun):
     rank: int
     candidate_id: str
     label: str
+    differs: tuple[str, ...] = Field(description="names of the knobs in which it differs from the default")
     trials: tuple[int, ...] = Field(description="numbers of the trials it was measured in")
+    steps: int = Field(description="measured, over all of them")
+    given_up: bool = Field(description="in each trial its first steps were too slow to win: it ran no others")
     step_time_s: float = Field(description="median over measured steps")
     step_time_low_s: float = Field(description="95% interval of the median (tuner.compare.median_interval)")
     step_time_high_s: float
@@ -40,6 +43,11 @@ class Row(Noun):
     tied: bool = Field(description="cannot be told from the leader: intervals overlap, or inside the noise floor")
     default: bool
     winner: bool
+
+    @property
+    def shown(self) -> str:
+        """What differs from the default, and how its measurement ended where that was early."""
+        return f"{self.label} (given up after {self.steps} steps: too slow to win)" if self.given_up else self.label
 
 
 class Failure(Noun):
@@ -93,7 +101,10 @@ def _row(rank: int, trials: list[tuple[TrialRecord, Measured]], default: Candida
         rank=rank,
         candidate_id=candidate.id,
         label=label_of(candidate, default),
+        differs=candidate.differing(default) if default else (),
         trials=tuple(record.number for record, _ in trials),
+        steps=len(times),
+        given_up=all(outcome.given_up for _, outcome in trials),
         step_time_s=median(times),
         step_time_low_s=low,
         step_time_high_s=high,
@@ -101,7 +112,7 @@ def _row(rank: int, trials: list[tuple[TrialRecord, Measured]], default: Candida
         tokens_per_s_per_rank=work.tokens_per_s_per_rank(median(times)) if work else None,
         tflops_per_rank=work.tflops_per_rank(median(times)) if work else None,
         routing=work.routing if work else None,
-        remarks=tuple(remark for _, outcome in trials for remark in _remarks(outcome)),
+        remarks=tuple(remark for _, outcome in trials if outcome.timing for remark in outcome.timing.remarks),
         gpu_busy_s=gpu_busy([outcome for _, outcome in trials]),
         peak_memory_bytes=max(outcome.peak_memory_bytes for _, outcome in trials),
         speed=median(base) / median(times) if base else None,
@@ -109,12 +120,6 @@ def _row(rank: int, trials: list[tuple[TrialRecord, Measured]], default: Candida
         default=default is not None and candidate.id == default.id,
         winner=False,
     )
-
-
-def _remarks(outcome: Measured) -> tuple[str, ...]:
-    """What a reader of its step times should know."""
-    given_up = (f"Given up after {len(outcome.steps)} steps: too slow to win.",) if outcome.given_up else ()
-    return given_up + (outcome.timing.remarks if outcome.timing else ())
 
 
 def _steps(trials: list[tuple[TrialRecord, Measured]]) -> list[StepSample]:

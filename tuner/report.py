@@ -41,12 +41,21 @@ def render(board: Leaderboard, console: Console) -> None:
             console.print(Text(line))
     if board.evidence:
         console.print(proof_table(board.evidence))
+        console.print(Text(unwatched_line(board), style="dim"))
     if board.failures:
         console.print(_failures(board))
     if board.rejected:
         console.print(_rejections(board))
     for line in cost_lines(board.costs):
         console.print(Text(line))
+
+
+def unwatched_line(board: Leaderboard) -> str:
+    """Knobs of the winner that no counter and no kernel speaks of; "" where there is none."""
+    seen = {row.knob for row in board.evidence}
+    winner = next((row for row in board.rows if row.winner), None)
+    left = [name for name in (winner.differs if winner else ()) if name not in seen]
+    return f"Not watched as it ran, read back from what was built: {', '.join(left)}." if left else ""
 
 
 def heading(board: Leaderboard) -> str:
@@ -79,7 +88,8 @@ def remark_lines(board: Leaderboard) -> list[str]:
     shown = [row for row in board.rows if row.remarks and (row.rank == 1 or row.winner or row.default)]
     lines = [f"Step times of {row.label}: {remark}" for row in shown for remark in row.remarks]
     others = sum(bool(row.remarks) for row in board.rows) - len(shown)
-    return [*lines, f"{others} more rows have odd step times; see `remarks` in --json"] if others else lines
+    noun = "another row has" if others == 1 else f"{others} other rows have"
+    return [*lines, f"Step times: {noun} outliers, drift or two speeds; see `remarks` in --json."] if others else lines
 
 
 def cost_lines(costs: Costs) -> list[str]:
@@ -137,7 +147,7 @@ def _ranking(board: Leaderboard, width: int) -> Table:
     for row in shown:
         table.add_row(
             place(row),
-            Text(row.label),
+            Text(row.shown),
             milliseconds(row.step_time_s),
             f"{milliseconds(row.step_time_low_s)}-{milliseconds(row.step_time_high_s)}",
             *(per_rank(row) if wide else (f"{row.tokens_per_s:,.0f}",)),

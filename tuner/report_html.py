@@ -17,7 +17,7 @@ from tuner import report_plots as plots
 from tuner.leaderboard import Leaderboard, leaderboard
 from tuner.objective import Objective
 from tuner.proof import COLUMNS, TITLE, proof_rows
-from tuner.report import cost_lines, heading, legend, milliseconds, per_rank, place, remark_lines
+from tuner.report import cost_lines, heading, legend, milliseconds, per_rank, place, remark_lines, unwatched_line
 from tuner.walls import wall_line
 
 PAGE_NAME = "index.html"
@@ -99,7 +99,7 @@ def _proof_parts(board: Leaderboard) -> list[str]:
     if not board.evidence:
         return []
     rows = [_row(*map(_cell, cells)) for cells in proof_rows(board.evidence)]
-    return [f"<h2>{TITLE}</h2>", _table((), COLUMNS, (), rows)]
+    return [f"<h2>{TITLE}</h2>", _table((), COLUMNS, (), rows), f"<p>{_safe(unwatched_line(board))}</p>"]
 
 
 def _failure_parts(board: Leaderboard) -> list[str]:
@@ -129,7 +129,7 @@ def _ranking(board: Leaderboard) -> str:
     rows = [
         _row(
             _number(place(row)),
-            _cell(row.label),
+            _cell(row.shown),
             _number(milliseconds(row.step_time_s)),
             _number(f"{milliseconds(row.step_time_low_s)} to {milliseconds(row.step_time_high_s)}"),
             _number(f"{row.tokens_per_s:,.0f}"),

@@ -63,12 +63,12 @@ def untried(suggested: Sequence[str], candidate: Candidate) -> tuple[str, ...]:
 
 
 def wall_line(found: StandsAt) -> str:
-    """One line: the wall, the numbers that decide, where the compute goes, the settings to try."""
+    """One line: the wall, the numbers that decide, where the work goes, the settings to try."""
     name = "default" if found.role == "default" else f"winner ({found.label})"
     profile = found.profile
     if profile is None:
         return f"Wall of the {name}: not known, the profiled step failed: {found.error}."
-    work = sorted(((v, k) for k, v in profile.categories_s.items() if k != "communication"), reverse=True)[:3]
+    work = sorted(((v, k) for k, v in profile.categories_s.items()), reverse=True)[:4]
     busiest = ", ".join(
         f"{category.replace('_', ' ')} {seconds / profile.gpu_busy_s:.0%}"
         for seconds, category in work

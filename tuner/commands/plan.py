@@ -1,5 +1,6 @@
 """`moetune plan`: what a sweep would try, and why the rest is refused. No GPU, no worker, no torch."""
 
+import math
 import random
 from collections import Counter
 from itertools import islice
@@ -52,7 +53,10 @@ class PlanResult(Noun):
     memory: PlannedMemory | None = Field(None, description="None on CPU, and where the GPU is not known")
     trials: int = Field(description="the budget, or all legal points where they are fewer")
     warnings: tuple[str, ...] = Field(description="what could be judged only by the nearest rule set")
-    worker_hours_at_most: float = Field(description="trials x time limit x ranks; the search usually takes far less")
+    worker_hours_at_most: float = Field(
+        description="trials x time limit x ranks, or budget.worker_hours where less; the search usually takes far less"
+    )
+    verify_hours_at_most: float = Field(description="the same for winner and default, verify.rounds times each")
 
 
 def plan(loaded: LoadedSweep) -> PlanResult:
@@ -62,6 +66,7 @@ def plan(loaded: LoadedSweep) -> PlanResult:
     default = loaded.space.default()
     refused = verdict(case_of(default, loaded.model, spec.cluster, spec.training, spec.stack))
     trials = min(spec.budget.trials, screening.count)
+    hours = spec.budget.trial_time_limit_s * spec.cluster.workers_per_trial / 3600
     judge = MemoryJudge(screening.facts)
     scanned = islice(screening, DRAWS)
     return PlanResult(
@@ -79,7 +84,8 @@ def plan(loaded: LoadedSweep) -> PlanResult:
         memory=_memory(screening, judge, default),
         trials=trials,
         warnings=stack_warnings(spec),
-        worker_hours_at_most=trials * spec.budget.trial_time_limit_s * spec.cluster.workers_per_trial / 3600,
+        worker_hours_at_most=min(trials * hours, spec.budget.worker_hours or math.inf),
+        verify_hours_at_most=2 * spec.verify.rounds * hours,
     )
 
 
@@ -124,7 +130,8 @@ def render(found: PlanResult, console: Console) -> None:
     for candidate in found.first:
         console.print(f"  {candidate.id}  {candidate.label(found.default)}", markup=False, highlight=False)
     console.print(
-        f"Budget: {found.trials} trials, at most {found.worker_hours_at_most:.2f} worker-hours if each took its limit",
+        f"Budget: {found.trials} trials, at most {found.worker_hours_at_most:.2f} worker-hours if each took its limit, "
+        f"and {found.verify_hours_at_most:.2f} to verify the winner",
         highlight=False,
     )
 
