@@ -44,7 +44,7 @@ class Budget(Noun):
     trial_time_limit_s: PositiveFloat
     wall_time_s: PositiveFloat | None = None
     worker_hours: PositiveFloat | None = None
-    slow_factor: float | None = Field(1.5, gt=1, allow_inf_nan=False)
+    slow_factor: float | None = Field(2.0, gt=1, allow_inf_nan=False)
 
 
 class Search(Noun):

@@ -47,7 +47,7 @@ def test_a_trial_is_told_which_step_time_no_winner_has(bench: Bench) -> None:
     for handle, seconds in (("a", 2.0), ("b", 4.0), ("c", 1.0), ("d", 3.0)):
         limits.append(TrialJob.model_validate_json(session.next_job(handle)).slow_above_s)
         session.finish(handle, result(measured(seconds)))
-    assert limits == [None, 3.0, 3.0, 1.5]
+    assert limits == [None, 4.0, 4.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ budget:
   trials: {trials}
   trial_time_limit_s: {limit} # longer is recorded as hung
   # worker_hours: 8
-  # slow_factor: 1.5 # a trial that much slower than the best one in each of its first three steps is given up
+  # slow_factor: 2 # a trial that much slower than the best one in each of its first three steps is given up
 
 # walls: what the wall of the best one so far asks for first, then TPE; tpe: Optuna's sampler from the start.
 search:
