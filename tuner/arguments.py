@@ -76,7 +76,9 @@ def add_replay(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("table", type=Path, metavar="TABLE", help="recorded trials, one JSON object a line")
     verb.add_argument("--strategy", required=True, metavar="S", help="random, tpe, one-factor or walls")
     verb.add_argument("--trials", required=True, type=int, metavar="N", help="trials a search may run")
-    verb.add_argument("--seeds", type=int, default=20, metavar="K", help="searches, each with a seed (default: 20)")
+    verb.add_argument(
+        "--seeds", type=int, default=20, metavar="K", help="searches, each with a seed (default: 20, at most 10,000)"
+    )
 
 
 def add_ui(verb: argparse.ArgumentParser) -> None:
