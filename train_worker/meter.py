@@ -79,7 +79,7 @@ class LiveBytes(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._real_resize  # type: ignore[method-assign]
-        for watcher in self._watchers.values():
+        for watcher in list(self._watchers.values()):  # a copy: a tensor that dies meanwhile takes its own away
             watcher.detach()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

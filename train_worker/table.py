@@ -47,6 +47,7 @@ class MeasuredPart(Noun):
     phases: PhaseTimes
     fingerprint: Fingerprint
     fingerprint_digest: str
+    given_up: bool = False
     work: Work | None = None
     evidence: tuple[Evidence, ...] = ()
     profile: StepProfile | None = Field(None, description="without its kernels one by one: they are many")
@@ -69,6 +70,7 @@ class MeasuredPart(Noun):
             phases=PhaseTimes(**{name: round(s, 3) for name, s in found.phases.model_dump().items()}),
             fingerprint=found.fingerprint,
             fingerprint_digest=found.fingerprint.digest,
+            given_up=found.given_up,
             work=found.work,
             evidence=found.evidence,
             profile=found.profile.model_copy(update={"top_kernels": ()}) if found.profile else None,
@@ -105,6 +107,7 @@ class MeasuredPart(Noun):
             parameter_count=self.parameter_count,
             effective=self.effective,
             fingerprint=self.fingerprint,
+            given_up=self.given_up,
             phases=self.phases,
             work=self.work,
             evidence=self.evidence,

@@ -141,3 +141,19 @@ def test_on_cuda_the_events_stand_around_the_step_and_the_device_is_drained(monk
     assert said == ["drained", "event", "kernels", "event", "drained"]
     assert clock.gpu_seconds == [0.002]  # events answer in milliseconds
     assert clock.latest() == [clock.seconds[0], 0.002]
+
+
+def test_a_tensor_that_dies_while_the_watching_ends_breaks_nothing() -> None:
+    """Seen in one trial of some sixty: a thread of gloo let go of one between two watchers."""
+
+    class Dying:
+        def detach(self) -> None:
+            live._forget(last)
+
+    with LiveBytes() as live:
+        kept = [torch.ones(4), torch.ones(8)]
+        first, last = list(live._watchers)
+        live._watchers[first].detach()
+        live._watchers[first] = Dying()
+    assert live.peak_bytes == 48
+    assert len(kept) == 2

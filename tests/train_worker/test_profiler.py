@@ -57,14 +57,16 @@ def group() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def profiled(trainer: Trainer, keeper: Keeper | None = None) -> tuple[Measured, Any]:
+def profiled(trainer: Trainer, keeper: Keeper | None = None) -> profiler.WithProfile:
     return profiler.with_profile(measured(0.2), trainer, Host(), keeper or Keeper())  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("group")
 def test_operators_have_their_phase_and_category() -> None:
     trainer = Trainer()
-    outcome, trace = profiled(trainer)
+    outcome, trace, together = profiled(trainer)
+    assert together
+    assert trace is not None
     assert outcome.profile_error is None
     assert outcome.profile is not None
     assert outcome.profile.wall == "compute"
@@ -81,7 +83,8 @@ def test_operators_have_their_phase_and_category() -> None:
 @pytest.mark.usefixtures("group")
 def test_a_profiled_step_that_fails_costs_no_measurement() -> None:
     trainer = Failing()
-    outcome, trace = profiled(trainer)
+    outcome, trace, together = profiled(trainer)
+    assert not together  # peers may be in a collective of the step
     assert trace is None
     assert outcome.profile is None
     assert outcome.profile_error == "OutOfMemoryError: CUDA out of memory"
@@ -98,9 +101,21 @@ def test_a_profiler_that_does_not_start_runs_no_step(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(profiler.profile, "_prepare_trace", refuse)
     trainer = Trainer()
     before = trainer.layer.weight.detach().clone()
-    outcome, _ = profiled(trainer)
+    outcome, _, together = profiled(trainer)
+    assert together  # on every rank
     assert outcome.profile_error == "ProfilerFailed: the profiler did not start: CUPTI_ERROR_NOT_INITIALIZED"
     assert torch.equal(before, trainer.layer.weight)
+
+
+@pytest.mark.usefixtures("group")
+def test_what_fails_after_the_step_leaves_no_peer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("an event without a name")
+
+    monkeypatch.setattr(profiler, "_read", broken)
+    outcome, trace, together = profiled(Trainer())
+    assert (trace, together) == (None, True)
+    assert outcome.profile_error == "KeyError: 'an event without a name'"
 
 
 @pytest.mark.usefixtures("group")
@@ -108,7 +123,8 @@ def test_the_trace_is_kept_where_the_job_asks() -> None:
     keeper = Keeper()
     profiled(Trainer(), keeper)
     assert keeper.trace == ""
-    _, trace = profiled(Trainer(keep_trace=True), keeper)
+    trace = profiled(Trainer(keep_trace=True), keeper).trace
+    assert trace is not None
     told = json.loads(gzip.decompress(base64.b64decode(keeper.trace)))
     shown = [event for event in told["traceEvents"] if event["ph"] == "X" and event["tid"] != "step"]
     assert [event["name"] for event in shown] == [event.name for event in trace.events]

@@ -17,12 +17,11 @@ from megatron.core.fp8_utils import is_float8tensor
 from search_spaces.candidate import modules
 from train_worker.evidence import evidence_of, merged, missing
 from train_worker.job import TrialJob
-from train_worker.kernels import StepTrace
 from train_worker.megatron.graphs import Graphs
 from train_worker.megatron.model import Built
 from train_worker.megatron.observe_calls import Counts, counting, parts_of
 from train_worker.megatron.precision import fp4_recipes, fp8_recipes
-from train_worker.megatron.profiler import ProfilerFailed
+from train_worker.megatron.profiler import WithProfile
 from train_worker.megatron.seen import Run
 from train_worker.megatron.step import Trainer
 from train_worker.observed import Calls, Kernels, Observed, OptimizerState, Sent, kernels_of
@@ -103,25 +102,21 @@ def agreed(mine: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     return merged(ranks)
 
 
-def with_kernels(measured: Measured, trace: StepTrace | None, observer: Observer) -> Measured | Rejected:
+def with_kernels(found: WithProfile, observer: Observer) -> Measured | Rejected:
     """The measurement with what the profiled step's kernels add to its evidence. Collective on cuda.
 
     A profiled step that failed on this rank has left its peers in a collective: no new one is begun. What happens while
     the ranks agree never undoes what was measured.
     """
-    if observer.job.cluster.device == "cpu" or (trace is None and not _stepped(measured)):
+    measured = found.measured
+    if observer.job.cluster.device == "cpu" or not found.together:
         return measured
     try:
-        kernels = kernels_of(trace) if trace else None
+        kernels = kernels_of(found.trace) if found.trace else None
         evidence = agreed(evidence_of(observer.job.candidate, observer.observed(kernels)))
     except RuntimeError as error:  # torch.distributed's: a peer has gone
         return measured.model_copy(update={"profile_error": f"{type(error).__name__}: {error}"})
     return missing(evidence) or measured.model_copy(update={"evidence": evidence})
-
-
-def _stepped(measured: Measured) -> bool:
-    """Whether only the profiler failed, so that this rank and its peers are out of the step (`profiler`)."""
-    return (measured.profile_error or "").startswith(ProfilerFailed.__name__)
 
 
 def _calls(counts: Counts, sizes: Counter[str]) -> dict[str, Calls]:

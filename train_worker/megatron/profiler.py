@@ -80,25 +80,35 @@ class _Marks:
         return int(peak)
 
 
-def with_profile(
-    measured: Measured, trainer: Trainer, host: HostSettings, keeper: Keeper
-) -> tuple[Measured, StepTrace | None]:
+class WithProfile(NamedTuple):
+    """A measurement after the profiled step. `together`: this rank is out of the step, or none began it, so that a
+    collective finds its peers; a step that failed on one rank has left them in one of its own."""
+
+    measured: Measured
+    trace: StepTrace | None
+    together: bool
+
+
+def with_profile(measured: Measured, trainer: Trainer, host: HostSettings, keeper: Keeper) -> WithProfile:
     """The measurement with the profile of one more step, or with the reason why there is none. Collective.
 
     Never raises for what happens in that step: what was measured stays measured.
     """
-    device = trainer.device
+    device, together = trainer.device, False
     try:
         memory = _device_memory(measured, device)
-        profiled = profiled_step(trainer, host, len(measured.warmup) + len(measured.steps))
+        profiler, marks = _stepped(trainer, host, len(measured.warmup) + len(measured.steps))
+        together = True
+        profiled = _read(profiler, marks)
         step_s = median(sample.step_time_s for sample in measured.steps)
         kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
         profile = profile_of(profiled.trace, step_s, kind, profiled.memory, memory)
     except Exception as error:  # noqa: BLE001 - CUPTI, memory, a lost peer: none of it undoes the measured steps
-        return measured.model_copy(update={"profile_error": f"{type(error).__name__}: {error}"}), None
+        failed = measured.model_copy(update={"profile_error": f"{type(error).__name__}: {error}"})
+        return WithProfile(failed, None, together or isinstance(error, ProfilerFailed))
     if trainer.job.keep_trace and torch.distributed.get_rank() == 0:
         keeper.traced(profiled.trace)
-    return measured.model_copy(update={"profile": profile}), profiled.trace
+    return WithProfile(measured.model_copy(update={"profile": profile}), profiled.trace, together)
 
 
 def _device_memory(measured: Measured, device: torch.device) -> DeviceMemory | None:
@@ -111,11 +121,10 @@ def _device_memory(measured: Measured, device: torch.device) -> DeviceMemory | N
     return DeviceMemory(used_bytes=measured.memory.device_used_bytes, total_bytes=total, retries=int(retries.item()))
 
 
-def profiled_step(trainer: Trainer, host: HostSettings, step: int) -> Profiled:
+def _stepped(trainer: Trainer, host: HostSettings, step: int) -> tuple[profile, _Marks]:
     """Train on step `step` under the profiler. Collective. The allocator's peaks are reset: read them before.
 
-    Raises ProfilerFailed on every rank where one could not start, on the rank itself where it saw nothing; and whatever
-    the step raises.
+    Raises ProfilerFailed on every rank where one could not start; and whatever the step raises.
     """
     device, batches = trainer.device, trainer.batches(step)
     profiler = _prepared(device)
@@ -129,7 +138,7 @@ def profiled_step(trainer: Trainer, host: HostSettings, step: int) -> Profiled:
             marks.end()
         finally:
             profiler.__exit__(None, None, None)
-    return _read(profiler, marks)
+    return profiler, marks
 
 
 def _prepared(device: torch.device) -> profile:

@@ -113,8 +113,7 @@ def _trained(
             return measured
         keeper.measured(measured)
     with progress.within("profile"):
-        measured, trace = with_profile(measured, trainer, host, keeper)
-        return with_kernels(measured, trace, observer)
+        return with_kernels(with_profile(measured, trainer, host, keeper), observer)
 
 
 def refuse_inactive(job: TrialJob) -> Rejected | None:
