@@ -66,9 +66,10 @@ class WallsProposer(Proposer):
             for each in self.space.values(candidate).items():
                 self._tries[each][told == "infeasible"] += 1
         if told == "measured" and value is not None:
-            found = (self._sign * value, candidate.id)  # equal ones: the same whichever slot ended first
-            if self._best is None or found < (self._best[0], self._best[1].id):
-                self._best = (self._sign * value, candidate, wall)
+            cost = self._sign * value
+            # By id where equal: the same one whichever slot ended first.
+            if self._best is None or (cost, candidate.id) < (self._best[0], self._best[1].id):
+                self._best = (cost, candidate, wall)
 
     def _against_the_wall(self) -> Candidate | None:
         """The first setting of the best candidate's wall that gives an unseen candidate which fits."""
