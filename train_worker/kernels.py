@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Kind = Literal["kernel", "memcpy", "memset"]
-Phase = Literal["forward", "backward", "optimizer", "unknown"]
+Phase = Literal["forward", "backward", "reduction", "optimizer", "unknown"]
 Category = Literal[
     "gemm", "fp8_gemm", "attention", "moe", "quantise", "optimizer", "elementwise", "communication", "memcpy"
 ]
@@ -20,7 +20,8 @@ Interval = tuple[float, float]
 
 class GpuEvent(NamedTuple):
     """One kernel or copy. `phase` is where it was launched: recompute runs in "backward", and so do gradient
-    reductions that overlap it; what the forward and the schedule launch (delayed weight gradients too) is "forward"."""
+    reductions that overlap it, others in "reduction"; what the forward and the schedule launch (delayed weight
+    gradients too) is "forward"."""
 
     name: str
     start_us: float
@@ -40,11 +41,15 @@ class GpuEvent(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-    """One profiled step of this rank. `host_calls`: CUDA calls by name (cudaLaunchKernel, cudaGraphLaunch), counted."""
+    """One profiled step of this rank. `host_calls`: CUDA calls by name (cudaLaunchKernel, cudaGraphLaunch), counted.
+
+    `repeated`: micro-batches of a whole step for each one of this: a slow step is profiled with fewer.
+    """
 
     events: tuple[GpuEvent, ...]
     step_time_us: float
     host_calls: dict[str, int]
+    repeated: float = 1.0
 
 
 # Read from the top: the first pattern that is found in the name decides. Templates carry misleading words (CUTLASS

@@ -4,9 +4,9 @@ The method is the Three Walls workflow of NVIDIA's MoE optimization guide ("prof
 no numbers for what is dominant; the thresholds here are ours and stand by name below.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ Wall = Literal["memory", "communication", "host", "compute"]
 MEMORY_SHARE = 0.90  # of the card in use: no room for a larger micro-batch or graph pools (2 to 13 GiB, measured)
 HOST_SHARE = 0.25  # of the step in which the GPU does nothing
 COMMUNICATION_SHARE = 0.10  # of the step, exposed; the published EP overlap brings it under 5% from 30 to 40%
+ONCE = ("reduction", "optimizer")  # phases that a step has once, however many micro-batches it has
 TOP = 10
 NAME_LIMIT = 120
 
@@ -97,6 +98,11 @@ class StepProfile(Noun):
 
     step_time_s: float = Field(description="median of the measured steps: profiling itself slows the host")
     profiled_step_time_s: float
+    repeated: float = Field(
+        1.0,
+        description="micro-batches of a step for each one profiled: a slow step is profiled with fewer, and all but "
+        "its reduction and optimizer counted so often; profiled_step_time_s is as it was",
+    )
     gpu_busy_s: float = Field(description="union of all kernels and copies over all streams")
     compute_s: float = Field(description="union of the kernels that do not communicate")
     exposed_communication_s: float = Field(
@@ -128,34 +134,66 @@ def profile_of(
     device_memory: DeviceMemory | None = None,
 ) -> StepProfile:
     """`step_time_s` is that of the measured steps. O(n log n) in the events of the trace."""
-    groups: dict[Category, list[GpuEvent]] = defaultdict(list)
-    for event in trace.events:
-        groups[event.category].append(event)
-    unions = {category: union(event.interval for event in events) for category, events in groups.items()}
-    communication, copies = unions.get("communication", []), unions.get("memcpy", [])
-    compute = union(span for name, spans in unions.items() if name not in ("communication", "memcpy") for span in spans)
-    working = union([*compute, *communication])
-    busy_s = length(union([*working, *copies])) / 1e6
-    exposed_s = length(subtract(communication, compute)) / 1e6
-    wall, why = judged(step_time_s, busy_s, exposed_s, device, device_memory)
+    once = [event for event in trace.events if event.phase in ONCE and trace.repeated != 1]
+    often = [event for event in trace.events if event.phase not in ONCE or trace.repeated == 1]
+    spent = _spent(once).and_often(_spent(often), trace.repeated)
+    busy_s = spent.seconds["gpu_busy_s"]
+    wall, why = judged(step_time_s, busy_s, spent.seconds["exposed_communication_s"], device, device_memory)
     return StepProfile(
         step_time_s=step_time_s,
         profiled_step_time_s=trace.step_time_us / 1e6,
-        gpu_busy_s=busy_s,
-        compute_s=length(compute) / 1e6,
-        exposed_communication_s=exposed_s,
-        hidden_communication_s=length(intersect(communication, compute)) / 1e6,
-        exposed_copy_s=length(subtract(copies, working)) / 1e6,
+        repeated=trace.repeated,
+        **spent.seconds,
         exposed_host_s=max(step_time_s - busy_s, 0.0),
-        categories_s={category: length(spans) / 1e6 for category, spans in sorted(unions.items())},
-        kernel_count=sum(event.kind == "kernel" for event in trace.events),
-        launches={name: count for name, count in sorted(trace.host_calls.items()) if _telling(name)},
-        top_kernels=top_kernels(trace.events),
+        categories_s=spent.categories_s,
+        kernel_count=round(spent.kernels),
+        launches={
+            name: round(count * trace.repeated) for name, count in sorted(trace.host_calls.items()) if _telling(name)
+        },
+        top_kernels=top_kernels(trace.events, trace.repeated),
         memory=memory,
         device_memory=device_memory,
         wall=wall,
         why=why,
         suggested=SUGGESTED[wall] if device == "cuda" else (),
+    )
+
+
+class _Spent(NamedTuple):
+    """What some events of a step are in sum: `seconds` by field of StepProfile, each a union over the streams."""
+
+    seconds: dict[str, float]
+    categories_s: dict[Category, float]
+    kernels: float
+
+    def and_often(self, other: "_Spent", times: float) -> "_Spent":
+        """With `times` times the other."""
+        names = {*self.categories_s, *other.categories_s}
+        return _Spent(
+            {name: value + times * other.seconds[name] for name, value in self.seconds.items()},
+            {n: self.categories_s.get(n, 0.0) + times * other.categories_s.get(n, 0.0) for n in sorted(names)},
+            self.kernels + times * other.kernels,
+        )
+
+
+def _spent(events: Iterable[GpuEvent]) -> _Spent:
+    groups: dict[Category, list[GpuEvent]] = defaultdict(list)
+    for event in events:
+        groups[event.category].append(event)
+    unions = {category: union(event.interval for event in each) for category, each in groups.items()}
+    communication, copies = unions.get("communication", []), unions.get("memcpy", [])
+    compute = union(span for name, spans in unions.items() if name not in ("communication", "memcpy") for span in spans)
+    working = union([*compute, *communication])
+    return _Spent(
+        {
+            "gpu_busy_s": length(union([*working, *copies])) / 1e6,
+            "compute_s": length(compute) / 1e6,
+            "exposed_communication_s": length(subtract(communication, compute)) / 1e6,
+            "hidden_communication_s": length(intersect(communication, compute)) / 1e6,
+            "exposed_copy_s": length(subtract(copies, working)) / 1e6,
+        },
+        {category: length(spans) / 1e6 for category, spans in unions.items()},
+        sum(event.kind == "kernel" for each in groups.values() for event in each),
     )
 
 
@@ -189,18 +227,19 @@ def judged(
     return "compute", f"{shares}: {neither}"
 
 
-def top_kernels(events: Iterable[GpuEvent], count: int = TOP) -> tuple[KernelTotal, ...]:
-    """Those that took the most time, the longest first."""
-    seconds, runs = defaultdict[str, float](float), Counter[str]()
+def top_kernels(events: Iterable[GpuEvent], repeated: float = 1.0, count: int = TOP) -> tuple[KernelTotal, ...]:
+    """Those that took the most time, the longest first. `repeated`: as of a StepTrace."""
+    seconds, runs = defaultdict[str, float](float), defaultdict[str, float](float)
     categories: dict[str, Category] = {}
     for event in events:
         name = event.name
-        seconds[name] += event.duration_us / 1e6
-        runs[name] += 1
+        times = 1 if event.phase in ONCE else repeated
+        seconds[name] += times * event.duration_us / 1e6
+        runs[name] += times
         categories.setdefault(name, event.category)
     longest = sorted(seconds, key=lambda name: (-seconds[name], name))[:count]
     return tuple(
-        KernelTotal(name=name[:NAME_LIMIT], category=categories[name], count=runs[name], seconds=seconds[name])
+        KernelTotal(name=name[:NAME_LIMIT], category=categories[name], count=round(runs[name]), seconds=seconds[name])
         for name in longest
     )
 

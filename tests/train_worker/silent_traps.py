@@ -111,6 +111,13 @@ def _loss_unfused(replace: Replace) -> None:
     replace(LanguageModule, name, _off(LanguageModule, name, "cross_entropy_loss_fusion"))
 
 
+def _all_steps_are_slow(replace: Replace) -> None:
+    """No trap: a slow step is profiled in part, and these are small."""
+    from train_worker.megatron import profiler
+
+    replace(profiler, "PROFILED_S", 1e-6)
+
+
 TRAPS: dict[str, Callable[[Replace], None]] = {
     "nothing checkpointed": _nothing_checkpointed,
     "nothing discarded": _nothing_discarded,
@@ -121,4 +128,5 @@ TRAPS: dict[str, Callable[[Replace], None]] = {
     "dispatcher left out": _dispatcher_left_out,
     "activation unfused": _activation_unfused,
     "loss unfused": _loss_unfused,
+    "all steps are slow": _all_steps_are_slow,
 }

@@ -40,6 +40,10 @@ WARM = SGD.model_copy(update={"warmup_steps": 3})
 STOPS = SHORT.model_copy(update={"measured_steps": 5, "min_measured_steps": 3, "target_relative_error": 1e-9})
 
 
+def profiled(trial: Case, trap: str = "") -> Case:
+    return Case(trial.job.model_copy(update={"profile": True}), trap=trap)
+
+
 def too_slow(slow: Case) -> Case:
     """The same trial, beside one that is a thousand times faster."""
     return Case(slow.job.model_copy(update={"slow_above_s": 1e-4, "profile": True}))
@@ -106,6 +110,11 @@ SINGLE = {
     "stops early": case(2, STOPS.model_copy(update={"target_relative_error": 0.99}), **EXPERT),
     "runs to its cap": case(2, STOPS, **EXPERT),
     "too slow": too_slow(case(2, STOPS, **EXPERT)),
+    "profiled whole": profiled(case(2, SHORT, **EXPERT, micro_batch_size=1)),
+    "profiled in part": profiled(case(2, SHORT, **EXPERT, micro_batch_size=1), "all steps are slow"),
+    "slow, overlapped": profiled(
+        case(2, SHORT, **EXPERT, micro_batch_size=1, overlap_grad_reduce=True), "all steps are slow"
+    ),
     "megatron's own draw": case(1, SHORT.model_copy(update={"layout_independent_init": False})),
 }
 
@@ -193,6 +202,16 @@ def test_what_a_step_did_is_recorded(answers: Answers) -> None:
     assert answer["work"]["routing"] == "natural"
     assert answer["steps"][0]["gpu_time_s"] is None
     assert answer["timing"]["median_s"] == median(step["step_time_s"] for step in answer["steps"])
+
+
+def test_a_slow_step_profiled_in_part_counts_as_the_whole(answers: Answers) -> None:
+    """But not where something is done once amid its micro-batches."""
+    profiles = {name: [each["profile"] for each in answers[name]] for name in SINGLE if "profiled" in name}
+    whole, part = profiles["profiled whole"][0], profiles["profiled in part"][0]
+    assert [each["repeated"] for each in profiles["profiled in part"]] == [4, 4]
+    assert [each["profile"]["repeated"] for each in answers["slow, overlapped"]] == [1, 1]
+    assert part["kernel_count"] == pytest.approx(whole["kernel_count"], rel=0.02)
+    assert losses(answers["profiled in part"][0]) == losses(answers["profiled whole"][0])
 
 
 def test_recompute_lowers_the_peak_and_keeps_the_loss(answers: Answers) -> None:

@@ -103,6 +103,22 @@ def test_the_longest_kernels_come_first_with_names_cut() -> None:
     assert found.launches == {"cudaLaunchKernel": 3}
 
 
+def test_a_step_profiled_in_part_counts_as_the_whole() -> None:
+    """One of four micro-batches: the reduction and the optimizer are there once, whatever else is, four times."""
+    phases = (("forward", GEMM, 0, 100), ("forward", NCCL, 50, 150), ("reduction", NCCL, 200, 230))
+    events = [GpuEvent(name, start, end - start, 7, "kernel", phase) for phase, name, start, end in phases]  # type: ignore[arg-type]
+    events.append(GpuEvent("multi_tensor_apply", 230, 40, 7, "kernel", "optimizer"))
+    found = profile_of(StepTrace(tuple(events), 280.0, {"cudaLaunchKernel": 4}, repeated=4.0), 1e-3, "cuda")
+    assert found.gpu_busy_s == pytest.approx(4 * 150e-6 + 70e-6)
+    assert found.compute_s == pytest.approx(4 * 100e-6 + 40e-6)
+    assert found.exposed_communication_s == pytest.approx(4 * 50e-6 + 30e-6)
+    assert found.hidden_communication_s == pytest.approx(4 * 50e-6)
+    assert found.categories_s["communication"] == pytest.approx(4 * 100e-6 + 30e-6)
+    assert (found.kernel_count, found.repeated) == (10, 4.0)
+    assert found.profiled_step_time_s == pytest.approx(280e-6)
+    assert {kernel.name: kernel.count for kernel in found.top_kernels} == {GEMM: 4, NCCL: 5, "multi_tensor_apply": 1}
+
+
 def test_a_profile_survives_the_journal() -> None:
     found = profile_of(trace((GEMM, 0, 600, 7)), 1e-3, "cuda", device_memory=FITS)
     assert StepProfile.model_validate_json(found.model_dump_json()) == found

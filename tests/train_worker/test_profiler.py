@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from search_spaces.candidate import Candidate, KnobValue
 from tests.tracking.sample import measured
 from train_worker.keep import Keeper
 from train_worker.megatron import profiler
@@ -29,24 +30,30 @@ class Host:
 class Trainer:
     """What the profiled step needs of `train_worker.megatron.step.Trainer`, on one matrix."""
 
-    def __init__(self, keep_trace: bool = False) -> None:
-        self.device, self.job = DEVICE, SimpleNamespace(keep_trace=keep_trace)
+    def __init__(self, keep_trace: bool = False, knobs: dict[str, KnobValue] | None = None, count: int = 1) -> None:
+        self.device, self.count, self.trained = DEVICE, count, 0
+        self.job = SimpleNamespace(keep_trace=keep_trace, candidate=Candidate(knobs=knobs or {}))
+        self.configs = SimpleNamespace(transformer=SimpleNamespace(finalize_model_grads_func=self.reduce))
         self.layer = torch.nn.Linear(64, 64)
         self.built = SimpleNamespace(optimizer=torch.optim.SGD(self.layer.parameters(), lr=0.1))
 
-    def batches(self, step: int) -> Any:
-        return torch.randn(32, 64, generator=torch.Generator().manual_seed(step))
+    def batches(self, step: int) -> list[list[torch.Tensor]]:
+        return [list(torch.randn(self.count, 32, 64, generator=torch.Generator().manual_seed(step)))]
 
-    def step(self, batch: torch.Tensor) -> None:
-        self.layer(batch).exp().sum().backward()
-        total = torch.ones(1)
-        torch.distributed.all_reduce(total)
+    def step(self, batches: list[list[torch.Tensor]]) -> None:
+        self.trained = len(batches[0])
+        for batch in batches[0]:
+            self.layer(batch).exp().sum().backward()
+        self.configs.transformer.finalize_model_grads_func()
         self.built.optimizer.step()
+
+    def reduce(self) -> None:
+        torch.distributed.all_reduce(torch.ones(1))
 
 
 class Failing(Trainer):
-    def step(self, batch: torch.Tensor) -> None:
-        super().step(batch)
+    def step(self, batches: list[list[torch.Tensor]]) -> None:
+        super().step(batches)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
@@ -57,8 +64,8 @@ def group() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def profiled(trainer: Trainer, keeper: Keeper | None = None) -> profiler.WithProfile:
-    return profiler.with_profile(measured(0.2), trainer, Host(), keeper or Keeper())  # type: ignore[arg-type]
+def profiled(trainer: Trainer, keeper: Keeper | None = None, step_s: float = 0.2) -> profiler.WithProfile:
+    return profiler.with_profile(measured(step_s), trainer, Host(), keeper or Keeper())  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("group")
@@ -75,7 +82,8 @@ def test_operators_have_their_phase_and_category() -> None:
     assert {phase for name, phase in phases if name.startswith("aten::_foreach") or name == "aten::add_"} >= {
         "optimizer"
     }
-    assert any(event.category == "communication" for event in trace.events)
+    assert {event.phase for event in trace.events if event.category == "communication"} == {"reduction"}
+    assert trainer.configs.transformer.finalize_model_grads_func == trainer.reduce
     assert all(0 <= event.start_us <= trace.step_time_us for event in trace.events)
     assert "step" not in vars(trainer.built.optimizer)  # the mark is off again
 
@@ -107,6 +115,39 @@ def test_a_profiler_that_does_not_start_runs_no_step(monkeypatch: pytest.MonkeyP
     assert torch.equal(before, trainer.layer.weight)
 
 
+OVERLAPPED: dict[str, KnobValue] = {"overlap_grad_reduce": True}
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("step_s", "knobs", "keep_trace", "trained"),
+    [
+        (0.5, {}, False, 8),
+        (1.0, {}, False, 4),
+        (4.0, {}, False, 1),
+        (40.0, {}, False, 1),
+        (4.0, {}, True, 8),
+        (4.0, OVERLAPPED, False, 8),
+        (4.0, {"overlap_grad_reduce": False}, False, 1),
+        (4.0, {"pipeline_model_parallel_size": 2}, False, 8),
+        (4.0, {"cuda_graph_impl": "transformer_engine"}, False, 8),
+    ],
+)
+def test_a_slow_step_is_profiled_in_part(
+    step_s: float, knobs: dict[str, KnobValue], keep_trace: bool, trained: int
+) -> None:
+    trainer = Trainer(keep_trace, knobs, count=8)
+    outcome, trace, _ = profiled(trainer, step_s=step_s)
+    assert trainer.trained == trained
+    assert trace is not None
+    assert outcome.profile is not None
+    assert outcome.profile.repeated == trace.repeated == 8 / trained
+    counted = {kernel.name: kernel.count for kernel in outcome.profile.top_kernels}
+    assert counted["aten::addmm"] == 8
+    once = sum(event.phase in ("reduction", "optimizer") for event in trace.events)
+    assert outcome.profile.kernel_count == once + (len(trace.events) - once) * 8 / trained
+
+
 @pytest.mark.usefixtures("group")
 def test_what_fails_after_the_step_leaves_no_peer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
@@ -128,7 +169,12 @@ def test_the_trace_is_kept_where_the_job_asks() -> None:
     told = json.loads(gzip.decompress(base64.b64decode(keeper.trace)))
     shown = [event for event in told["traceEvents"] if event["ph"] == "X" and event["tid"] != "step"]
     assert [event["name"] for event in shown] == [event.name for event in trace.events]
-    assert {event["args"]["phase"] for event in shown} == {"forward", "backward", "optimizer"}
+    assert {event["args"]["phase"] for event in shown} == {
+        "forward",
+        "backward",
+        "reduction",
+        "optimizer",
+    }
 
 
 @dataclass
@@ -172,7 +218,7 @@ class Kineto:
 def test_a_kernel_has_the_phase_of_the_call_that_launched_it() -> None:
     """Kernels of the forward end after the backward began to be launched: when they ran does not tell."""
     marks = profiler._Marks(DEVICE)
-    marks.began_ns, marks.optimizer_ns = 1_000_000, 5_000_000
+    marks.began_ns, marks.reduction_ns, marks.optimizer_ns = 1_000_000, 5_000_000, 5_050_000
     main, autograd = 1522704704, -1560291648  # as seen on an H200
     copy = '"device": 0, "bytes": 4096, "memory bandwidth (GB/s)": 1.0'
     found, calls = profiler._from_cuda(
@@ -180,9 +226,11 @@ def test_a_kernel_has_the_phase_of_the_call_that_launched_it() -> None:
             Kineto("CPU", "Activity Buffer Request", 1_000_000, 2_000_000, 0, 0),
             Kineto("CPU", "cudaLaunchKernel", 1_100_000, 5_000, main, 5),
             Kineto("CPU", "cuLaunchKernelEx", 1_200_000, 5_000, autograd, 9),
+            Kineto("CPU", "cudaLaunchKernelExC", 5_020_000, 5_000, main, 11),
             Kineto("CPU", "cudaMemcpyAsync", 5_100_000, 5_000, main, 13),
             Kineto("CUDA", "nvjet_sm90_tst_128x192", 1_500_000, 900_000, 7, 5),
             Kineto("CUDA", "nvjet_sm90_qrtst_128x192", 2_400_000, 100_000, 20, 9),
+            Kineto("CUDA", "ncclDevKernel_AllReduce_Sum_f32", 5_040_000, 100_000, 20, 11),
             Kineto("CUDA", "Memcpy DtoH (Device -> Pinned)", 5_200_000, 10_000, 7, 13, said=copy),
             Kineto("CUDA", "lost", 5_300_000, 10_000, 7, 17),
             Kineto("CUDA", "moetune_step", 1_500_000, 4_000_000, 7, 0, annotation=True),
@@ -192,11 +240,12 @@ def test_a_kernel_has_the_phase_of_the_call_that_launched_it() -> None:
     assert [(event.phase, event.category, event.stream) for event in found] == [
         ("forward", "gemm", 7),
         ("backward", "fp8_gemm", 20),
+        ("reduction", "communication", 20),
         ("optimizer", "memcpy", 7),
         ("unknown", "elementwise", 7),
     ]
-    assert (found[0].start_us, found[0].duration_us, found[2].size_bytes) == (500.0, 900.0, 4096)
-    assert calls == {"cudaLaunchKernel": 1, "cuLaunchKernelEx": 1, "cudaMemcpyAsync": 1}
+    assert (found[0].start_us, found[0].duration_us, found[3].size_bytes) == (500.0, 900.0, 4096)
+    assert calls == {"cudaLaunchKernel": 1, "cuLaunchKernelEx": 1, "cudaLaunchKernelExC": 1, "cudaMemcpyAsync": 1}
 
 
 def test_a_clock_that_is_apart_is_no_profile() -> None:

@@ -2,7 +2,8 @@
 
 Cheap by what it leaves out. No operator of the host is recorded on a GPU: each costs the step a callback, and kernels
 are told apart without them: a kernel carries the number of the CUDA call that launched it, and that call its time and
-thread. Launched after the optimizer began: "optimizer"; by autograd's thread: "backward"; by the main one: "forward".
+thread. Launched after the optimizer began: "optimizer"; after the last backward: "reduction"; by autograd's thread:
+"backward"; by the main one: "forward".
 And torch.autograd.profiler is called directly: torch.profiler.profile imports Inductor first (3.7 s on 2 CPU cores).
 """
 
@@ -20,14 +21,20 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
 from train_worker.host import HostSettings
+from train_worker.job import TrialJob
 from train_worker.keep import Keeper
 from train_worker.kernels import GpuEvent, Kind, Phase, StepTrace, union, working
 from train_worker.megatron.step import Trainer
 from train_worker.outcome import Measured
 from train_worker.profile import DeviceMemory, PhaseMemory, profile_of
 
+PROFILED_S = 0.5  # a step that takes longer is profiled in part, where every micro-batch does the same
 CLOCKS_APART = 0.05  # share of the step by which the profiler's clock may miss the step's window
 CLOCKS_APART_US = 2000.0  # and what it may always miss: nothing but the first and last kernels' phases depends on it
+TOGETHER = (
+    "overlap_moe_expert_parallel_comm", "overlap_grad_reduce", "overlap_param_gather",
+    "fine_grained_activation_offloading",
+)  # fmt: skip
 BACKWARD = "autograd::engine::evaluate_function"  # what autograd runs a node in, on a CPU
 OPERATOR = re.compile(r"^(aten|gloo|c10d|c10d_functional|_c10d_functional)\b")
 COPIED = re.compile(r'"bytes": (\d+)')
@@ -45,14 +52,15 @@ class Profiled(NamedTuple):
 
 
 class _Marks:
-    """When the step and its optimizer began and when it ended (ns, the profiler's clock), and memory peaks between.
+    """When the step, its reduction of gradients and its optimizer began and when it ended (ns, the profiler's clock),
+    and memory peaks between.
 
     The optimizer runs outside of every graph, so that its mark is there in a step that replays one too.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.began_ns = self.optimizer_ns = self.ended_ns = 0
+        self.began_ns = self.reduction_ns = self.optimizer_ns = self.ended_ns = 0
         self.before_bytes = self.after_bytes = 0
 
     def begin(self) -> None:
@@ -60,8 +68,17 @@ class _Marks:
         self._peak()
         self.began_ns = time.time_ns()  # CLOCK_REALTIME, as kineto (c10/util/ApproximateClock.h)
 
+    def reduction_begins(self) -> None:
+        self.reduction_ns = time.time_ns()
+
     def optimizer_begins(self) -> None:
         self.before_bytes, self.optimizer_ns = self._peak(), time.time_ns()
+
+    def phase(self, at_ns: float) -> Phase | None:
+        """Of what was launched then: after the last backward, else None (also where no reduction was seen to begin)."""
+        if at_ns >= self.optimizer_ns:
+            return "optimizer"
+        return "reduction" if self.reduction_ns and at_ns >= self.reduction_ns else None
 
     def end(self) -> None:
         self._drain()
@@ -97,10 +114,12 @@ def with_profile(measured: Measured, trainer: Trainer, host: HostSettings, keepe
     device, together = trainer.device, False
     try:
         memory = _device_memory(measured, device)
-        profiler, marks = _stepped(trainer, host, len(measured.warmup) + len(measured.steps))
+        step_s = median(sample.step_time_s for sample in measured.steps)  # of the slowest rank: equal on all
+        whole = trainer.batches(len(measured.warmup) + len(measured.steps))
+        part = [each[: _fewer(trainer.job, len(each), step_s)] for each in whole]
+        profiler, marks = _stepped(trainer, host, part, len(measured.warmup) + len(measured.steps))
         together = True
-        profiled = _read(profiler, marks)
-        step_s = median(sample.step_time_s for sample in measured.steps)
+        profiled = _read(profiler, marks, len(whole[0]) / len(part[0]))
         kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
         profile = profile_of(profiled.trace, step_s, kind, profiled.memory, memory)
     except Exception as error:  # noqa: BLE001 - CUPTI, memory, a lost peer: none of it undoes the measured steps
@@ -121,15 +140,30 @@ def _device_memory(measured: Measured, device: torch.device) -> DeviceMemory | N
     return DeviceMemory(used_bytes=measured.memory.device_used_bytes, total_bytes=total, retries=int(retries.item()))
 
 
-def _stepped(trainer: Trainer, host: HostSettings, step: int) -> tuple[profile, _Marks]:
-    """Train on step `step` under the profiler. Collective. The allocator's peaks are reset: read them before.
+def _fewer(job: TrialJob, count: int, step_s: float) -> int:
+    """How many of the `count` micro-batches of a step to profile: all, or as many as take PROFILED_S, one at least.
+
+    A step of many kernels costs as long again to read. All where the micro-batches depend on each other (stages,
+    graphs, overlap, offload), where some work is done once amid them, and where people will look at the trace.
+    """
+    knobs = job.candidate.knobs
+    if step_s <= PROFILED_S or job.keep_trace or any(knobs.get(name) for name in TOGETHER):
+        return count
+    if job.candidate.layout.pipeline > 1 or knobs.get("cuda_graph_impl", "none") != "none":
+        return count
+    return max(1, int(count * PROFILED_S / step_s))
+
+
+def _stepped(
+    trainer: Trainer, host: HostSettings, batches: list[list[torch.Tensor]], step: int
+) -> tuple[profile, _Marks]:
+    """Train on `batches` of step `step` under the profiler. Collective. The allocator's peaks are reset.
 
     Raises ProfilerFailed on every rank where one could not start; and whatever the step raises.
     """
-    device, batches = trainer.device, trainer.batches(step)
-    profiler = _prepared(device)
-    marks = _Marks(device)
-    with _noticed(trainer.built.optimizer, marks.optimizer_begins):
+    profiler, marks = _prepared(trainer.device), _Marks(trainer.device)
+    reduction = _noticed(trainer.configs.transformer, "finalize_model_grads_func", marks.reduction_begins)
+    with reduction, _noticed(trainer.built.optimizer, "step", marks.optimizer_begins):
         profiler._start_trace()
         try:
             marks.begin()
@@ -158,22 +192,25 @@ def _prepared(device: torch.device) -> profile:
 
 
 @contextmanager
-def _noticed(optimizer: Any, begins: Callable[[], None]) -> Iterator[None]:
-    """Say when the optimizer's step begins; the instance attribute hides the method for one step only."""
-    real = optimizer.step
+def _noticed(owner: Any, name: str, begins: Callable[[], None]) -> Iterator[None]:
+    """Say when `owner.name` is called; what was its own attribute before is so again, a method is its class's."""
+    real, own = getattr(owner, name), name in vars(owner)
 
-    def step(*arguments: Any, **named: Any) -> Any:
+    def called(*arguments: Any, **named: Any) -> Any:
         begins()
         return real(*arguments, **named)
 
-    optimizer.step = step
+    setattr(owner, name, called)
     try:
         yield
     finally:
-        del optimizer.step
+        if own:
+            setattr(owner, name, real)
+        else:
+            delattr(owner, name)
 
 
-def _read(profiler: profile, marks: _Marks) -> Profiled:
+def _read(profiler: profile, marks: _Marks, repeated: float = 1.0) -> Profiled:
     if profiler.kineto_results is None:
         raise ProfilerFailed("the profiler returned nothing")
     found = profiler.kineto_results.events()
@@ -189,7 +226,7 @@ def _read(profiler: profile, marks: _Marks) -> Profiled:
             f"the profiler's clock is apart: events from {first:.0f} to {last:.0f} us of {step_us:.0f}"
         )
     memory = PhaseMemory(forward_backward_bytes=marks.before_bytes, optimizer_bytes=marks.after_bytes)
-    return Profiled(StepTrace(tuple(events), step_us, dict(calls)), memory if on_cuda else None)
+    return Profiled(StepTrace(tuple(events), step_us, dict(calls), repeated), memory if on_cuda else None)
 
 
 def _from_cuda(found: Iterable[Any], marks: _Marks) -> tuple[list[GpuEvent], Counter[str]]:
@@ -211,9 +248,7 @@ def _from_cuda(found: Iterable[Any], marks: _Marks) -> tuple[list[GpuEvent], Cou
         if launch is None:
             return "unknown"
         at_ns, thread = launch
-        if at_ns >= marks.optimizer_ns:
-            return "optimizer"
-        return "forward" if thread == main_thread else "backward"
+        return marks.phase(at_ns) or ("forward" if thread == main_thread else "backward")
 
     return [_device_event(each, marks.began_ns, phase(each.correlation_id())) for each in work], calls
 
@@ -244,11 +279,10 @@ def _from_cpu(found: Iterable[Any], marks: _Marks) -> list[GpuEvent]:
             threads.setdefault(thread, []).append((start_us, end_us, name))
     behind = union(backward)
     starts = [start for start, _ in behind]
-    optimizer_us = (marks.optimizer_ns - marks.began_ns) / 1e3
 
     def phase(at_us: float) -> Phase:
-        if at_us >= optimizer_us:
-            return "optimizer"
+        if after := marks.phase(marks.began_ns + at_us * 1e3):
+            return after
         index = bisect_right(starts, at_us) - 1
         return "backward" if index >= 0 and at_us < behind[index][1] else "forward"
 

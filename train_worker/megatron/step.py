@@ -43,7 +43,8 @@ class Trainer:
         return [tokens for _ in self.built.chunks]
 
     def step(self, batches: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], float]:
-        """Train on one global batch. Returns the micro-batch losses (none but on the last stage) and the grad norm."""
+        """Train on one global batch, or on its first micro-batches. Returns their losses (none but on the last stage)
+        and the grad norm."""
         before = self.seen, self.planned
         self.seen, self.planned = [], False
         for chunk in self.built.chunks:
@@ -56,7 +57,7 @@ class Trainer:
             forward_step_func=self._forward,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.built.chunks,
-            num_microbatches=len(self.indices),
+            num_microbatches=len(batches[0]),
             seq_length=self.job.training.sequence_length,
             micro_batch_size=self.configs.micro_batch_size,
             forward_only=False,
