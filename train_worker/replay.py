@@ -2,9 +2,9 @@
 
 What is known of the noise. Repeats of one configuration differ from trial to trial (the host is in another mood), and
 within a trial the steps scatter. Both are redrawn: the steps by resampling those of a recorded trial, the trial by a
-factor from a log-normal whose spread is pooled over all configurations that were measured more than once. It is one
-spread for all: where repeats exist only of a host-bound baseline, GPU-bound configurations (steadier in truth) get
-too much of it, which makes a search look worse than it is, never better.
+factor from a log-normal. Its spread is that of all configurations that were measured more than once, as a function of
+how long the GPU waits for the host (`train_worker.noise`). Where repeats exist only of a host-bound baseline, GPU-bound
+configurations (steadier in truth) get too much of it, which makes a search look worse than it is, never better.
 """
 
 import math
@@ -15,6 +15,7 @@ from search_spaces.candidate import Candidate
 from search_spaces.errors import Fault, InputError
 from search_spaces.shapes import TrainingShape
 from train_worker.job import TrialJob
+from train_worker.noise import fitted, idle_share
 from train_worker.outcome import Measured, Outcome, StepSample
 from train_worker.recorded_table import RecordedTable, different_training
 from train_worker.table import MeasuredPart
@@ -31,34 +32,39 @@ class NotRecorded(InputError):
 class Replay:
     """A table with its noise. Raises InputError where no configuration was measured twice, or none at all.
 
-    `spread_between`: standard deviation of the log of a trial's median step time from trial to trial, without what the
-    scatter of its steps explains. `spread`: with it, which is what repeated medians show.
+    `spread`: standard deviation of the log of a trial's median step time, pooled over all repeats. `noise`: the same by
+    how long the GPU waits for the host. `values`: by id, the noise-adjusted step time of each that ran, seconds.
     """
 
     def __init__(self, table: RecordedTable) -> None:
         self.table = table
-        parts = {name: list(table.measured_of(name)) for name in table.by_id}
-        self._logs = {name: [_log_median(part) for part in found] for name, found in parts.items() if found}
-        repeated = [logs for logs in self._logs.values() if len(logs) > 1]
-        if not repeated:
+        self._parts = {name: found for name in table.by_id if (found := list(table.measured_of(name)))}
+        self._logs = {name: [_log_median(part) for part in found] for name, found in self._parts.items()}
+        noise = fitted(list(self._parts.values()))
+        if noise is None:
             fault = Fault("no configuration was measured twice: the noise is unknown", table.where)
             raise InputError([fault], "record A/A repeats of the baseline")
+        self.noise = noise
+        repeated = [logs for logs in self._logs.values() if len(logs) > 1]
         degrees = sum(len(logs) - 1 for logs in repeated)
-        total = sum((len(logs) - 1) * variance(logs) for logs in repeated) / degrees
-        twice = [part for name, found in parts.items() if len(self._logs.get(name, [])) > 1 for part in found]
-        within = fmean(_median_variance(part) for part in twice)
-        self.spread = math.sqrt(total)
-        self.spread_between = math.sqrt(max(total - within, 0.0))
-        self.values = self._adjusted(total)
+        self.spread = math.sqrt(sum((len(logs) - 1) * variance(logs) for logs in repeated) / degrees)
+        self.values = self._adjusted()
 
-    def _adjusted(self, noise: float) -> dict[str, float]:
-        """By id: the noise-adjusted step time of each configuration that ran, seconds.
+    def spread_of(self, name: str) -> float:
+        """From trial to trial of the configuration with this id."""
+        return self.noise.spread(idle_share(self._parts[name]))
 
-        The best of many noisy numbers looks better than it is. So each mean of logs is drawn towards the mean of all
+    def spread_between(self, name: str) -> float:
+        """Without what the scatter of its trials' steps explains."""
+        within = fmean(_median_variance(part) for part in self._parts[name])
+        return math.sqrt(max(self.spread_of(name) ** 2 - within, 0.0))
+
+    def _adjusted(self) -> dict[str, float]:
+        """The best of many noisy numbers looks better than it is. So each mean of logs is drawn towards the mean of all
         by the share of its variance that is noise (empirical Bayes, normal in the log); repeats draw it less.
         """
         means = {name: fmean(logs) for name, logs in self._logs.items()}
-        errors = {name: noise / len(logs) for name, logs in self._logs.items()}
+        errors = {name: self.spread_of(name) ** 2 / len(logs) for name, logs in self._logs.items()}
         centre = fmean(means.values())
         seen = variance(means.values()) if len(means) > 1 else 0.0
         true = max(seen - fmean(errors.values()), 0.0)
@@ -87,7 +93,7 @@ class Replay:
             return outcome
         assert row.measured is not None
         shift = math.log(self.values[row.id]) - _log_median(row.measured)
-        factor = math.exp(shift + draw.gauss(0.0, self.spread_between))
+        factor = math.exp(shift + draw.gauss(0.0, self.spread_between(row.id)))
         steps = tuple(_redrawn(step, draw.choice(outcome.steps), factor) for step in outcome.steps)
         return outcome.model_copy(update={"steps": steps})
 

@@ -94,6 +94,7 @@ ONE_GPU: dict[str, Trial] = {
     "allgather": Trial({"moe_token_dispatcher_type": "allgather"}),
     "experts one by one": Trial({"moe_grouped_gemm": False}),
     "CUTLASS": Trial({}, env=CUTLASS),
+    "CUTLASS, graphs up to the dispatch": Trial(graphs("attn+moe_router+moe_preprocess"), env=CUTLASS),
     "fused permute and router": Trial({"moe_permute_fusion": True, "moe_router_fusion": True}),
     "fused activation, rotary, loss": Trial(
         {
@@ -168,8 +169,12 @@ TWO_GPUS: dict[str, Trial] = {
         SHARDED | {"overlap_grad_reduce": True, "overlap_param_gather": True}, ranks=2
     ),
 }  # fmt: skip
-# name -> (rule of the worker, a trial that it refuses): seen to train to NaN.
-REFUSED = {"graph of the iteration, CUTLASS": ("RUN-19", Trial(ITERATION, "padded", env=CUTLASS))}
+# name -> (rule of the worker, a trial that it refuses): seen to train to NaN, or to other losses.
+REFUSED = {
+    "graph of the iteration, CUTLASS": ("RUN-19", Trial(ITERATION, "padded", env=CUTLASS)),
+    "graphs of attention and experts, CUTLASS": ("RUN-19", Trial(graphs("attn+moe"), "padded", env=CUTLASS)),
+    "graphs of experts, CUTLASS": ("RUN-19", Trial(graphs("moe"), "padded", env=CUTLASS)),
+}
 NEEDS_BLACKWELL: dict[str, Knobs] = {
     "MXFP8": fp8("mxfp8"), "NVFP4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
 }  # fmt: skip

@@ -51,7 +51,7 @@ def test_without_noise_every_candidate_answers_what_was_recorded() -> None:
 
 def test_the_noise_of_repeats_is_split_into_trials_and_steps() -> None:
     replay = Replay(noisy(between=0.08, within=0.06, repeats=200))
-    assert replay.spread_between == pytest.approx(0.08, rel=0.15)
+    assert replay.spread_between(BASELINE.id) == pytest.approx(0.08, rel=0.15)
     assert replay.spread == pytest.approx(math.hypot(0.08, 1.2533 * 0.06 / 3), rel=0.15)
 
 
@@ -70,6 +70,22 @@ def test_the_adjusted_value_of_a_single_trial_is_drawn_to_the_middle_and_repeats
     pull = {name: abs(math.log(replay.values[name] / TIMES[name])) for name in (lowest, BASELINE.id)}
     assert pull[BASELINE.id] < pull[lowest]
     assert sorted(TIMES, key=replay.values.__getitem__)[1:] == sorted(TIMES, key=TIMES.__getitem__)[1:]
+
+
+def test_what_waits_for_the_host_is_noisier() -> None:
+    """Both were repeated: the baseline waits half its time and scatters, the other neither waits nor scatters."""
+    found, steady = noisy(between=0.08, within=0.0, repeats=60), CANDIDATES[1]
+    rows = []
+    for each in found.rows:
+        assert each.measured is not None
+        busy = median(each.measured.step_times_s) * (0.5 if each.id == BASELINE.id else 1.0)
+        rows.append(each.model_copy(update={"measured": each.measured.model_copy(update={"gpu_busy_s": busy})}))
+    first = next(each for each in rows if each.id == steady.id)
+    rows += [first.model_copy(update={"sweep": sweep}) for sweep in (1, 2)]
+    replay = Replay(RecordedTable(rows, "t"))
+    assert replay.spread_of(BASELINE.id) == pytest.approx(0.08, rel=0.25)
+    assert replay.spread_of(steady.id) < 0.001
+    assert replay.values[steady.id] == pytest.approx(TIMES[steady.id], rel=1e-3)
 
 
 def test_the_seed_alone_decides() -> None:

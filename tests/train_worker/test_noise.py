@@ -1,0 +1,71 @@
+"""How repeats scatter: what was put into made-up trials is found again, and the two parts never fall below zero."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.train_worker.recorded import measured
+from train_worker.noise import Noise, fitted, idle_share
+from train_worker.table import MeasuredPart
+
+PART = MeasuredPart.of(measured((0.25,)))
+
+
+def part(seconds: float, idle: float | None) -> MeasuredPart:
+    busy = None if idle is None else seconds * (1 - idle)
+    return PART.model_copy(update={"step_times_s": (seconds,), "gpu_busy_s": busy})
+
+
+def drawn(noise: Noise, idles: Sequence[float], repeats: int) -> list[list[MeasuredPart]]:
+    """Repeats of one configuration for each share of idle time."""
+    chance = random.Random(3)
+    return [[part(0.2 * math.exp(chance.gauss(0, noise.spread(idle))), idle) for _ in range(repeats)] for idle in idles]
+
+
+@pytest.mark.parametrize("true", [Noise(0.005, 0.2), Noise(0.01, 0.0), Noise(0.0, 0.3)])
+def test_what_was_put_in_is_found_again(true: Noise) -> None:
+    found = fitted(drawn(true, [number / 100 for number in range(1, 61)], 40))
+    assert found is not None
+    for idle in (0.01, 0.1, 0.5):
+        assert found.spread(idle) == pytest.approx(true.spread(idle), rel=0.1, abs=3e-4)
+
+
+def test_of_one_configuration_alone_all_is_quiet() -> None:
+    found = fitted(drawn(Noise(0.04, 0.0), [0.3], 400))
+    assert found is not None
+    assert found.host == 0
+    assert found.quiet == pytest.approx(0.04, rel=0.1)
+
+
+def test_without_repeats_nothing_is_known() -> None:
+    assert fitted([]) is None
+    assert fitted(drawn(Noise(0.04, 0.0), [0.1, 0.2], 1)) is None
+
+
+def test_repeats_that_agree_to_the_digit() -> None:
+    assert fitted(drawn(Noise(0.0, 0.0), [0.1, 0.2, 0.3], 3)) == pytest.approx(Noise(0.0, 0.0), abs=1e-9)
+
+
+def test_trials_without_a_profile() -> None:
+    assert idle_share([part(0.2, None)]) == 0
+    assert idle_share([part(0.2, 0.4), part(0.3, None)]) == pytest.approx(0.4)
+    assert idle_share([part(0.2, -0.1)]) == 0  # the profiled step was slower than the measured ones
+
+
+groups = st.lists(
+    st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 0.99)), min_size=1, max_size=4), min_size=1, max_size=6
+)
+
+
+@given(groups)
+def test_any_repeats_have_a_spread(values: list[list[tuple[float, float]]]) -> None:
+    found = fitted([[part(seconds, idle) for seconds, idle in group] for group in values])
+    assert (found is None) == all(len(group) < 2 for group in values)
+    if found:
+        assert found.quiet >= 0
+        assert found.host >= 0
+        assert math.isfinite(found.spread(1.0))
