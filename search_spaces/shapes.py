@@ -117,6 +117,9 @@ class TrainingShape(Noun):
     params_dtype: Literal["fp32", "bf16"] = "bf16"
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = Field(1e-4, gt=0)
+    learning_rate_warmup_steps: int = Field(
+        0, ge=0, description="updates over which the learning rate rises from zero, as Megatron-LM's; 0: it is constant"
+    )
     weight_decay: float = Field(0.0, ge=0)
     clip_grad: float = Field(1.0, ge=0)
     moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "seq_aux_loss"

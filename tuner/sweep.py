@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from search_spaces.rules.versions import version_faults
-from search_spaces.shapes import UNTRAINED, ModelShape
+from search_spaces.shapes import UNTRAINED, ModelShape, TrainingShape
 from search_spaces.space import SearchSpace
 from tuner.sweep_faults import checked
 from tuner.sweep_spec import SweepSpec
@@ -14,7 +14,7 @@ from tuner.sweep_spec import SweepSpec
 __all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest", "stack_warnings"]
 
 
-ADDED_LATER = ("min_measured_steps", "target_relative_error")  # to training
+ADDED_LATER = ("min_measured_steps", "target_relative_error", "learning_rate_warmup_steps")  # to training
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
     """
     meaning = spec.model_dump(mode="json", exclude={"name", "budget", "search", "tracking", "launch", "model", "space"})
     meaning |= {"model": model.model_dump(mode="json", exclude=set(UNTRAINED)), "space": space.digest}
+    fields = TrainingShape.model_fields
     for name in ADDED_LATER:
-        if meaning["training"][name] is None:  # as before the key was known: runs begun then can be resumed
+        if meaning["training"][name] == fields[name].default:  # as before the key was known: to resume runs begun then
             del meaning["training"][name]
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -63,7 +63,8 @@ def trainer(schedule: Schedule) -> Trainer:
     configs: Any = SimpleNamespace(micro_batch_size=2, transformer=transformer, ddp=ddp)
     built: Any = SimpleNamespace(chunks=[chunk], optimizer=optimizer)
     job = case(1, SGD.model_copy(update={"warmup_steps": 4})).job
-    return Trainer(job, configs, built, [[0, 1], [2, 3]], torch.device("cpu"), schedule=schedule)
+    rate: Any = SimpleNamespace(step=lambda **_: None)
+    return Trainer(job, configs, built, [[0, 1], [2, 3]], torch.device("cpu"), rate, schedule=schedule)
 
 
 def test_steps_are_eager_then_captured_then_replayed_on_new_tokens() -> None:

@@ -90,6 +90,8 @@ SINGLE = {
     "sharded optimizer": case(
         2, ADAM, use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True
     ),
+    "adam, learning rate warmed up": case(1, ADAM.model_copy(update={"learning_rate_warmup_steps": 2})),
+    "adam, learning rate at rest": case(1, ADAM.model_copy(update={"learning_rate_warmup_steps": 10**6})),
     "bf16": case(2, SHORT.model_copy(update={"params_dtype": "bf16"}), **EXPERT),
     "trap": case(2, **VIRTUAL),
     "nothing recomputed": case(2, LONG, micro_batch_size=4),
@@ -147,6 +149,16 @@ def test_other_models_train_to_the_loss_of_one_process(answers: Answers, name: s
 
 def test_sharded_optimizer_follows_plain_adam(answers: Answers) -> None:
     assert furthest(losses(answers["adam"][0]), losses(answers["sharded optimizer"][0])) < 1e-4
+
+
+def test_the_learning_rate_rises_from_zero(answers: Answers) -> None:
+    """Three losses: before any update, after one of rate 0, after one of half the rate."""
+    constant, warmed, rest = (
+        losses(answers[name][0]) for name in ("adam", "adam, learning rate warmed up", "adam, learning rate at rest")
+    )
+    assert constant[0] == warmed[0] == rest[0]
+    assert warmed[1] == rest[1] != constant[1]
+    assert constant[2] < warmed[2] < rest[2]
 
 
 def test_bf16_stays_near_fp32(answers: Answers) -> None:

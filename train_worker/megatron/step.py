@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_batch_on_this_cp_rank
 
+from search_spaces.shapes import TrainingShape
 from train_worker.job import TrialJob
 from train_worker.megatron.config import MegatronConfigs
 from train_worker.megatron.data import TokenSource, indices_of_rank, micro_batches
 from train_worker.megatron.model import Built
 
+NEVER = 2**62  # steps
 TEXT = "text"  # a micro-batch, as the schedule hands it over: int64 [micro_batch_size, sequence_length + 1]
 
 
@@ -31,6 +34,7 @@ class Trainer:
     built: Built
     indices: list[list[int]]
     device: torch.device
+    scheduler: OptimizerParamScheduler
     seen: list[int] = field(default_factory=list)
     planned: bool = False
     schedule: Callable[..., Any] = field(default_factory=get_forward_backward_func)
@@ -65,6 +69,7 @@ class Trainer:
         if not self.seen:  # no Python ran: a graph of the whole iteration was replayed
             self.seen, self.planned = before
         _, grad_norm, _ = self.built.optimizer.step()
+        self.scheduler.step(increment=1)
         return [found["loss"] for found in losses], float("nan") if grad_norm is None else float(grad_norm)
 
     def _fill_shared_buffers(self) -> None:
@@ -128,7 +133,17 @@ def trainer_of(job: TrialJob, configs: MegatronConfigs, built: Built, device: to
     if total % (ranks * size):
         raise ValueError(f"global_batch_size {total} is not divisible by micro_batch_size {size} x {ranks} data ranks")
     indices = indices_of_rank(total // (ranks * size), size, ranks, parallel_state.get_data_parallel_rank())
-    return Trainer(job, configs, built, indices, device)
+    return Trainer(job, configs, built, indices, device, _scheduler(job.training, built))
+
+
+def _scheduler(training: TrainingShape, built: Built) -> OptimizerParamScheduler:
+    """Learning rate and weight decay of the next update. A warm-up begins at zero: the first update changes nothing,
+    and delayed FP8 has its scales before one that does."""
+    return OptimizerParamScheduler(
+        built.optimizer, init_lr=0.0, max_lr=training.learning_rate, min_lr=0.0,
+        lr_warmup_steps=training.learning_rate_warmup_steps, lr_decay_steps=NEVER, lr_decay_style="constant",
+        start_wd=training.weight_decay, end_wd=training.weight_decay, wd_incr_steps=NEVER, wd_incr_style="constant",
+    )  # fmt: skip
 
 
 def exchange(
