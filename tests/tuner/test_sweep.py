@@ -249,9 +249,11 @@ def test_the_digest_of_a_file_from_before_a_key_was_known_is_as_it_was(tmp_path:
     assert load(tmp_path, GOOD.replace("tiny-moe", "gpt-oss-20b")).digest == "41a39b72391b"
     stops = GOOD.replace("params_dtype", "min_measured_steps: 3, target_relative_error: 0.01, params_dtype")
     assert load(tmp_path, stops).digest != "6277922cad93"
-    warmed = GOOD.replace("params_dtype", "learning_rate_warmup_steps: {}, params_dtype")
-    assert load(tmp_path, warmed.format(0)).digest == "6277922cad93"
-    assert load(tmp_path, warmed.format(8)).digest != "6277922cad93"
+    warmed, constant = (
+        GOOD.replace("params_dtype", f"learning_rate_warmup_steps: {steps}, params_dtype") for steps in (8, 0)
+    )
+    assert load(tmp_path, constant).digest == "6277922cad93"
+    assert load(tmp_path, warmed).digest != "6277922cad93"
 
 
 @pytest.mark.parametrize(
