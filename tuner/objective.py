@@ -35,6 +35,9 @@ class Objective(Noun):
         return self
 
 
+LOW_PRECISION = ("fp8", "fp4")  # knobs
+
+
 class Guard(Noun):
     """How far a trial may stray from the baseline on the same data, as a share of the baseline's value.
 
@@ -42,7 +45,15 @@ class Guard(Noun):
     """
 
     loss_relative_tolerance: float = Field(0.02, gt=0)
+    low_precision_loss_relative_tolerance: float | None = Field(
+        None, gt=0, description="where one of the two trains in FP8 or FP4 and so follows less closely; None: the same"
+    )
     grad_norm_relative_tolerance: float | None = Field(None, gt=0)
+
+    def loss_tolerance(self, *compared: Measured | None) -> float:
+        """Of these trials with each other."""
+        low = any(each is not None and any(each.effective.get(name) for name in LOW_PRECISION) for each in compared)
+        return (low and self.low_precision_loss_relative_tolerance) or self.loss_relative_tolerance
 
 
 def score(outcome: Outcome, objective: Objective) -> float | None:
@@ -72,13 +83,14 @@ def judge(outcome: Outcome, reference: Measured | None, guard: Guard, at_least: 
         return Rejected(
             rule="too-few-steps", reason=f"compared with the baseline over {common} steps, of {at_least} needed"
         )
+    tolerance = guard.loss_tolerance(outcome, reference)
     for step, sample in enumerate(mine):
         base = theirs[step] if step < len(theirs) else None
-        for name, value, expected, tolerance in (
-            ("loss", sample.loss, base.loss if base else None, guard.loss_relative_tolerance),
+        for name, value, expected, allowed in (
+            ("loss", sample.loss, base.loss if base else None, tolerance),
             ("grad norm", sample.grad_norm, base.grad_norm if base else None, guard.grad_norm_relative_tolerance),
         ):
-            if fault := _fault(name, value, expected, tolerance):
+            if fault := _fault(name, value, expected, allowed):
                 return Diverged(step=step, reason=fault, losses=finite_or_none(outcome.losses))
     return outcome
 

@@ -8,13 +8,19 @@ from pathlib import Path
 from search_spaces.rules.versions import version_faults
 from search_spaces.shapes import UNTRAINED, ModelShape, TrainingShape
 from search_spaces.space import SearchSpace
+from tuner.objective import Guard
 from tuner.sweep_faults import checked
 from tuner.sweep_spec import SweepSpec
 
 __all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest", "stack_warnings"]
 
 
-ADDED_LATER = ("min_measured_steps", "target_relative_error", "learning_rate_warmup_steps")  # to training
+ADDED_LATER = (  # a part of the file, and a key of it that earlier ones did not have
+    ("training", "min_measured_steps"),
+    ("training", "target_relative_error"),
+    ("training", "learning_rate_warmup_steps"),
+    ("guard", "low_precision_loss_relative_tolerance"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,10 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
     """
     meaning = spec.model_dump(mode="json", exclude={"name", "budget", "search", "tracking", "launch", "model", "space"})
     meaning |= {"model": model.model_dump(mode="json", exclude=set(UNTRAINED)), "space": space.digest}
-    fields = TrainingShape.model_fields
-    for name in ADDED_LATER:
-        if meaning["training"][name] == fields[name].default:  # as before the key was known: to resume runs begun then
-            del meaning["training"][name]
+    fields = {"training": TrainingShape.model_fields, "guard": Guard.model_fields}
+    for part, name in ADDED_LATER:
+        if meaning[part][name] == fields[part][name].default:  # as before the key was known: to resume runs begun then
+            del meaning[part][name]
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

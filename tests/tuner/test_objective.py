@@ -54,6 +54,22 @@ def test_a_trial_that_follows_the_baseline_passes_unchanged() -> None:
     assert judge(outcome, measured([4.0, 3.0, 2.0]), Guard()) is outcome
 
 
+def test_low_precision_has_a_tolerance_of_its_own_whoever_trains_in_it() -> None:
+    apart, base = measured([4.0, 3.0, 2.08]), measured([4.0, 3.0, 2.0])
+    low, knobs = Guard(low_precision_loss_relative_tolerance=0.05), {"fp8": "hybrid", "fp8_recipe": "blockwise"}
+    in_fp8 = apart.model_copy(update={"effective": knobs})
+    in_bf16 = apart.model_copy(update={"effective": {"fp8": None, "fp8_recipe": "blockwise"}})
+    assert judge(in_fp8, base, low) is in_fp8
+    assert judge(apart, base.model_copy(update={"effective": {"fp4": "e2m1"}}), low) is apart
+    for outcome, guard in ((in_bf16, low), (apart, low), (in_fp8, Guard())):
+        verdict = judge(outcome, base, guard)
+        assert isinstance(verdict, Diverged)
+        assert "(allowed: 2.00%)" in verdict.reason
+    far = judge(measured([4.0, 3.0, 2.2]).model_copy(update={"effective": knobs}), base, low)
+    assert isinstance(far, Diverged)
+    assert "(allowed: 5.00%)" in far.reason
+
+
 def test_loss_away_from_the_baseline_names_step_and_numbers() -> None:
     verdict = judge(measured([4.0, 3.0, 2.2]), measured([4.0, 3.0, 2.0]), Guard())
     assert isinstance(verdict, Diverged)

@@ -44,7 +44,8 @@ objective:
 
 # A trial whose loss leaves the default's by more than this share is "diverged", however fast it is.
 guard:
-  loss_relative_tolerance: 0.05
+  loss_relative_tolerance: 0.02
+  low_precision_loss_relative_tolerance: 0.05 # FP8 and FP4 follow bf16 less closely
 
 budget:
   trials: {trials}
