@@ -88,7 +88,9 @@ def _run(options: argparse.Namespace, console: Console) -> BaseModel | None:
     from tuner.sweep import load_sweep
 
     sweep = load_sweep(options.sweep)
-    wanted = RunOptions(resume=options.resume, address=options.address, isolation=options.isolation)
+    wanted = RunOptions(
+        resume=options.resume, beside=options.beside, address=options.address, isolation=options.isolation
+    )
     result = run(sweep, wanted, console)
     uri = sweep.spec.tracking.mlflow_uri
     answer = report(result.folder, None, uri, console)
