@@ -159,6 +159,8 @@ def _init(options: argparse.Namespace, console: Console) -> BaseModel | None:
     from tuner.commands.init import write_sweep
 
     made = write_sweep(options.model, options.gpu, options.gpus, options.output)
+    for warning in made.warnings:
+        say(f"moetune: warning: {warning}")
     if options.output:
         console.print(f"wrote {options.output}; next: moetune plan {options.output}")
     elif not options.json:

@@ -5,13 +5,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from search_spaces.rules.versions import version_faults
 from search_spaces.shapes import UNTRAINED, ModelShape
 from search_spaces.space import SearchSpace
 from tuner.sweep_faults import checked
 from tuner.sweep_spec import SweepSpec
 
-__all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest", "stack_warnings"]
+__all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest"]
 
 
 ADDED_LATER = ("min_measured_steps", "target_relative_error")  # to training
@@ -41,11 +40,6 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
             del meaning["training"][name]
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def stack_warnings(spec: SweepSpec) -> tuple[str, ...]:
-    """Releases of the named stack that are newer than the rules know: the nearest older rule set judges them."""
-    return tuple(version_faults(spec.stack.model_dump())[1]) if spec.stack else ()
 
 
 def load_sweep(path: Path) -> LoadedSweep:

@@ -23,11 +23,13 @@ from tracking.record import RuleCount, Screened, SweepStarted
 from tracking.screening import same_screening
 from tracking.uri import resolve_uri, without_uri_secrets
 from tuner.begin import begun, nothing_left, refuse_second, resumed
+from tuner.cpu_memory import Shortage, shortage_of
 from tuner.objective import score
 from tuner.progress import Progress
 from tuner.run_folder import RunFolder
 from tuner.session import SweepSession, now
 from tuner.sweep import LoadedSweep
+from tuner.sweep_warnings import rounds_warning
 from tuner.verify import verify
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
         opened = resumed(sweep, options.beside, stack) if options.resume else None
         if opened is not None and (why := nothing_left(opened[1].events, sweep)):
             return _done_before(why, sweep, *opened, console)
+        short = _shortage(sweep, options)
         software = sweep.spec.stack or _stack_of_workers(sweep, options)
         screening = screen(sweep.space, sweep.model, sweep.spec.cluster, sweep.spec.training, software)
         if not screening.count:
@@ -79,7 +82,7 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
         progress = stack.enter_context(Progress(sweep, console, view.status))
         session = _session(sweep, journal, screening, [progress.on_event])
         progress.replay(session.records)
-        for words in (*version_faults(software.model_dump())[1], f"the rules judge by {_words(software)}"):
+        for words in (*_warnings(sweep, short, software), f"the rules judge by {_words(software)}"):
             progress.say(words)
         _started(session, sweep, folder, resumed=bool(journal.events))
         session.emit(screened)
@@ -115,6 +118,20 @@ def _words(software: StackVersions) -> str:
     missing = [name for name in ("transformer_engine", "deep_ep", "hybrid_ep") if not named[name]]
     without = f"; without {', '.join(missing)}" if missing else ""
     return f"megatron_core {software.megatron_core}, {', '.join(there)}{without}"
+
+
+def _warnings(sweep: LoadedSweep, short: Shortage | None, software: StackVersions) -> list[str]:
+    """What is odd and no reason to refuse."""
+    found = [*version_faults(software.model_dump())[1], rounds_warning(sweep.spec.verify.rounds), str(short or "")]
+    return [words for words in found if words]
+
+
+def _shortage(sweep: LoadedSweep, options: RunOptions) -> Shortage | None:
+    """Of this machine's memory, for CPU ranks. ResourceMissing where no configuration fits: it would be killed."""
+    short = shortage_of(sweep, options.address or sweep.spec.launch.address)
+    if short is not None and short.hopeless:
+        raise ResourceMissing(short.what, short.next_step)
+    return short
 
 
 def _same_rules(journal: Journal, now: Screened, software: StackVersions) -> None:
