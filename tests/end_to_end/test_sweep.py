@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,11 +83,15 @@ def test_a_sweep_interrupted_killed_and_resumed_loses_and_repeats_nothing(tmp_pa
     _mlflow_has_each_trial_once(tmp_path, len(state.finished))
     # Overhead outside training is known for every trial.
     assert all(record.outcome.phases.fixed_s > 0 for record in searched if isinstance(record.outcome, Measured))
-    # Once more: the same answer, from the journal alone.
+    _once_more_is_the_same_answer(sweep, journal, report)
+
+
+def _once_more_is_the_same_answer(sweep: Path, journal: Path, report: Any) -> None:
+    """From the journal alone."""
     written = journal.read_bytes()
     again = moetune("run", sweep, "--resume", "--json")
     assert again.returncode == 0, again.stderr
-    assert "nothing is left to run (budget: 9 trials" in again.stderr
+    assert f"nothing is left to run (budget: {TRIALS} trials" in again.stderr
     assert "starting Ray" not in again.stderr
     assert answer(again)["leaderboard"]["verdict"] == report["leaderboard"]["verdict"]
     assert journal.read_bytes() == written

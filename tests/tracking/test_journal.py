@@ -231,22 +231,6 @@ sys.stdin.read()
     Journal.open(path).close()
 
 
-def test_a_lock_file_says_nothing_once_its_process_is_gone(path: Path) -> None:
-    """Not even where another process has that number by now (a reboot, a container): this test's own."""
-    written(path).with_suffix(".lock").write_text(f"{os.getpid()} {socket.gethostname()}\n")
-    assert holder(path) is None
-    with Journal.open(path):
-        assert holder(path) == (os.getpid(), socket.gethostname())
-
-
-def test_a_lock_of_an_older_release_names_its_process(path: Path) -> None:
-    with Journal.open(written(path)):
-        path.with_suffix(".lock").write_text("1234\n")
-        assert str(holder(path)) == "process 1234"
-        path.with_suffix(".lock").write_text("")
-        assert str(holder(path)) == "process unknown"
-
-
 PUT_FOREVER = """
 import sys
 from pathlib import Path
