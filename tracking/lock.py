@@ -1,15 +1,32 @@
-"""One writer a journal: a lock file beside it that names the writing process."""
+"""One writer a journal: a lock file beside it that names the writing process.
+
+The lock is the kernel's (flock) and ends with the process, however that ends: what the file says is only who to name.
+"""
 
 import fcntl
 import os
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from search_spaces.errors import ResourceMissing
 from tracking.ballast import NO_ROOM
 
 TRIES = 5  # `holder` takes a shared lock for an instant; that must not look like a second writer
 PAUSE_S = 0.05
+
+
+class Holder(NamedTuple):
+    """Who writes a journal. `pid` 0: it left no name; `host` "": an older release, which left none."""
+
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid or 'unknown'}" + (f" on {self.host}" if self.host else "")
 
 
 def take(journal: Path) -> int:
@@ -24,15 +41,15 @@ def take(journal: Path) -> int:
             break
         except BlockingIOError as error:
             if last:
-                pid = _pid(fd) or "unknown"
+                named = _named(fd)
                 os.close(fd)
                 raise ResourceMissing(
-                    f"{journal} is being written by process {pid}", "wait for it, or stop it with `moetune stop`"
+                    f"{journal} is being written by {named}", "wait for it, or stop it with `moetune stop`"
                 ) from error
             time.sleep(PAUSE_S)
     try:
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
     except OSError as error:
         if error.errno not in NO_ROOM:  # a lock without a name still locks
             os.close(fd)
@@ -40,8 +57,8 @@ def take(journal: Path) -> int:
     return fd
 
 
-def holder(journal: Path) -> int | None:
-    """The process id that is writing this journal now (0: one that left no name), or None."""
+def holder(journal: Path) -> Holder | None:
+    """Who is writing this journal now, or None. A lock file that a dead process left says nothing."""
     try:
         fd = os.open(_lock_path(journal), os.O_RDONLY)
     except OSError:
@@ -49,15 +66,36 @@ def holder(journal: Path) -> int | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _pid(fd)
+        return _named(fd)
     finally:
         os.close(fd)
     return None
 
 
-def _pid(fd: int) -> int:
-    text = os.pread(fd, 32, 0).decode().strip()
-    return int(text) if text.isdigit() else 0
+@contextmanager
+def turn(lock: Path) -> Iterator[None]:
+    """Alone in the block among all that take this lock file, waiting for the others; its folder is made if need be.
+
+    Raises ResourceMissing where the folder cannot be written.
+    """
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ResourceMissing(
+            f"cannot write in {lock.parent}: {error.strerror}",
+            "make the folder writable and free space there, or set tracking.folder to another one",
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _named(fd: int) -> Holder:
+    pid, _, host = os.pread(fd, 320, 0).decode(errors="replace").strip().partition(" ")
+    return Holder(int(pid) if pid.isdecimal() else 0, host)
 
 
 def _lock_path(journal: Path) -> Path:

@@ -37,6 +37,9 @@ def add_check(verb: argparse.ArgumentParser) -> None:
 def add_run(verb: argparse.ArgumentParser) -> None:
     sweep_argument(verb)
     verb.add_argument("--resume", action="store_true", help="go on with the latest run of this sweep")
+    verb.add_argument(
+        "--beside", action="store_true", help="start although a run of this sweep is running (on other machines)"
+    )
     verb.add_argument("--address", help="join this Ray cluster (host:port) instead of starting a private one")
     verb.add_argument(
         "--isolation", choices=["slot", "job"], help="slot: warm workers (default); job: a Ray job a trial"

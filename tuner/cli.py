@@ -88,7 +88,9 @@ def _run(options: argparse.Namespace, console: Console) -> BaseModel | None:
     from tuner.sweep import load_sweep
 
     sweep = load_sweep(options.sweep)
-    wanted = RunOptions(resume=options.resume, address=options.address, isolation=options.isolation)
+    wanted = RunOptions(
+        resume=options.resume, beside=options.beside, address=options.address, isolation=options.isolation
+    )
     result = run(sweep, wanted, console)
     uri = sweep.spec.tracking.mlflow_uri
     answer = report(result.folder, None, uri, console)
@@ -157,6 +159,8 @@ def _init(options: argparse.Namespace, console: Console) -> BaseModel | None:
     from tuner.commands.init import write_sweep
 
     made = write_sweep(options.model, options.gpu, options.gpus, options.output)
+    for warning in made.warnings:
+        say(f"moetune: warning: {warning}")
     if options.output:
         console.print(f"wrote {options.output}; next: moetune plan {options.output}")
     elif not options.json:

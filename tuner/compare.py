@@ -23,10 +23,20 @@ T_95 = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 
+USEFUL_ROUNDS = 3  # two need a difference of 9 times their spread, see `told_apart`
+
 
 def t_quantile(degrees: int) -> float:
     """Two-sided 95% point; beyond the table, the table's last row, which is a little too wide: the safe side."""
     return T_95[min(degrees, len(T_95)) - 1]
+
+
+def told_apart(rounds: int) -> float:
+    """How many times the spread between rounds a difference must be for a verdict: half the interval over it.
+
+    9.0 in two rounds, 2.5 in three, 1.6 in four. `rounds`: 2 or more.
+    """
+    return t_quantile(rounds - 1) / math.sqrt(rounds)
 
 
 def order(round_number: int) -> tuple[Side, Side]:

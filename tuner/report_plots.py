@@ -21,6 +21,9 @@ PHASE_COLOURS = ("#56B4E9", "#0072B2", "#CC79A7", "#E69F00", "#BBBBBB", "#009E73
 MOST_BARS = 30
 MOST_CURVES = 12
 MIB = 2**20
+# Pixels. Beside the plot stands the column of plotly's buttons, which would cover a legend if it lay above; a legend
+# line is one curve where the page is narrow, several where it is wide.
+BUTTONS_WIDE, LEGEND_LINE = 46, 20
 
 
 def shown(text: str, limit: int = 60) -> str:
@@ -50,7 +53,7 @@ def step_times(board: Leaderboard) -> go.Figure:
             name=kind,
         )
     figure.update_yaxes(categoryorder="array", categoryarray=[_name(row) for row in reversed(rows)], automargin=True)
-    figure.update_xaxes(title_text="step time, ms (bars: 95% interval of the median)")
+    figure.update_xaxes(title_text="step time, ms, with 95% interval")
     return _styled(figure, 140 + 28 * len(rows))
 
 
@@ -94,11 +97,11 @@ def losses(board: Leaderboard, records: Sequence[TrialRecord]) -> go.Figure:
                 "width": 4 if baseline else 1.5,
                 "dash": "dot" if wrong else "solid",
             },
-            name=shown(f"{record.number}: {labels.get(record.candidate.id, record.candidate.id)}"),
+            name=shown(f"{record.number}: {labels.get(record.candidate.id, record.candidate.id)}", 50),
         )
     figure.update_xaxes(title_text="optimizer step, warm-up included")
     figure.update_yaxes(title_text="loss")
-    return _styled(figure, 460)
+    return _styled(figure, 380 + LEGEND_LINE * len(figure.data))
 
 
 def phases(records: Sequence[TrialRecord]) -> go.Figure:
@@ -148,7 +151,7 @@ def _kind(row: Row) -> str:
 
 
 def _name(row: Row) -> str:
-    return f"{row.rank}. {shown(row.label, 50)}"
+    return f"{row.rank}. {shown(row.label, 44)}"
 
 
 def _losses(record: TrialRecord) -> list[float | None]:
@@ -163,8 +166,10 @@ def _styled(figure: go.Figure, height: int) -> go.Figure:
     figure.update_layout(
         template="plotly_white",
         height=height,
-        margin={"l": 60, "r": 20, "t": 20, "b": 50},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        margin={"l": 60, "r": BUTTONS_WIDE, "t": 20, "b": 50},
+        # Half of the height would be the most a legend may take: the rest would have to be scrolled for.
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "maxheight": 0.8},
+        modebar={"orientation": "v", "remove": ["select2d", "lasso2d", "autoScale2d"]},
         showlegend=len(figure.data) > 1,
         font={"family": "system-ui, sans-serif", "size": 13},
     )

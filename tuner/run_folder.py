@@ -2,6 +2,8 @@
 
 journal.jsonl   the truth          journal.lock      held while a driver writes
 sweep.yaml      the file as run    stop-requested    made by `moetune stop`, seen by the driver
+
+Beside the runs of a sweep stands start.lock, held while a driver looks for others and takes its journal.
 """
 
 from pathlib import Path

@@ -23,6 +23,7 @@ from train_worker.keep import unpacked
 from train_worker.outcome import Crashed, Measured, Outcome
 from train_worker.profile import Wall
 from train_worker.rank_report import InterruptedGang, NoSlot, SlotResult
+from tuner.budget import searched_s, spent
 from tuner.objective import judge, score
 from tuner.sweep import LoadedSweep
 
@@ -70,7 +71,7 @@ class SweepSession:
         self._running: dict[str, tuple[Proposed, str]] = {}
         self._lost: dict[int, int] = {}
         # A resumed sweep has used what its trials took: the time between two drivers is nobody's.
-        self._began = time.monotonic() - sum(r.wall_s for r in self._searched()) / sweep.spec.cluster.slots
+        self._began = time.monotonic() - searched_s(self.records, sweep.spec.cluster)
         # By number, those in flight too: the order of its trials is part of what a sampler goes by.
         known: list[TrialRecord | Proposed] = [*self._searched(), *self._pending]
         for past in sorted(known, key=lambda each: each.number):
@@ -249,18 +250,11 @@ class SweepSession:
         return any(proposed.purpose == "baseline" for proposed, _ in self._running.values())
 
     def _spent(self) -> bool:
-        budget = self.sweep.spec.budget
-        hours = sum(r.wall_s for r in self.records) * self.sweep.spec.cluster.workers_per_trial / 3600
-        if len(self._searched()) + len(self._running) >= budget.trials:
-            reason = f"budget: {budget.trials} trials"
-        elif budget.wall_time_s is not None and time.monotonic() - self._began > budget.wall_time_s:
-            reason = f"budget: {budget.wall_time_s:g} s of wall time"
-        elif budget.worker_hours is not None and hours > budget.worker_hours:
-            reason = f"budget: {budget.worker_hours:g} worker-hours"
-        else:
-            return False
-        self.request_stop(reason)
-        return True
+        spec = self.sweep.spec
+        reason = spent(spec.budget, spec.cluster, self.records, len(self._running), time.monotonic() - self._began)
+        if reason:
+            self.request_stop(reason)
+        return bool(reason)
 
     def _too_slow_s(self) -> float | None:
         """A step time that no winner has, seconds; None before anything ran, or where speed is not the objective."""

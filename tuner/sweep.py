@@ -5,14 +5,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from search_spaces.rules.versions import version_faults
 from search_spaces.shapes import UNTRAINED, ModelShape, TrainingShape
 from search_spaces.space import SearchSpace
 from tuner.objective import Guard
 from tuner.sweep_faults import checked
 from tuner.sweep_spec import SweepSpec
 
-__all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest", "stack_warnings"]
+__all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest"]
 
 
 ADDED_LATER = (  # a part of the file, and a key of it that earlier ones did not have
@@ -48,11 +47,6 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
             del meaning[part][name]
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def stack_warnings(spec: SweepSpec) -> tuple[str, ...]:
-    """Releases of the named stack that are newer than the rules know: the nearest older rule set judges them."""
-    return tuple(version_faults(spec.stack.model_dump())[1]) if spec.stack else ()
 
 
 def load_sweep(path: Path) -> LoadedSweep:

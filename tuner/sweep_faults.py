@@ -228,6 +228,6 @@ def _device_faults(placed: PlacedData, cluster: ClusterShape) -> list[Fault]:
 
 
 def _version_faults(placed: PlacedData, stack: StackVersions | None) -> list[Fault]:
-    """Releases that no rule set fits; newer ones are only a warning (`tuner.sweep.stack_warnings`)."""
+    """Releases that no rule set fits; newer ones are only a warning (`tuner.sweep_warnings`)."""
     faults = version_faults(stack.model_dump())[0] if stack else []
     return [placed.fault(("stack", package), message, hint) for package, message, hint in faults]

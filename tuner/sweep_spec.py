@@ -54,7 +54,10 @@ class Search(Noun):
 
 
 class Verify(Noun):
-    """`rounds`: how often winner and default are measured again, interleaved; 0 leaves the winner unverified."""
+    """`rounds`: how often winner and default are measured again, interleaved; 0 leaves the winner unverified.
+
+    Fewer than 3 are said to tell too little (`tuner.sweep_warnings`).
+    """
 
     rounds: int = Field(4, ge=0, le=100)
 

@@ -6,8 +6,11 @@ from typing import Literal
 from search_spaces.shapes import Noun
 from tracking.record import Compared, TrialRecord
 from train_worker.outcome import Crashed
+from tuner.compare import USEFUL_ROUNDS
 from tuner.objective import Objective
 from tuner.ranking import Row, failure_of, measured_of
+
+MORE = f" Verified in {USEFUL_ROUNDS} rounds or more, smaller differences can be told."
 
 
 class Verdict(Noun):
@@ -62,7 +65,10 @@ def _words(compared: Compared, name: str) -> str:
         case "faster":
             return f"Faster: {name} takes {1 - compared.ratio:.1%} less time a step than the default ({how})."
         case "tie":
-            return f"Tie: {name} cannot be told from the default ({how}). Keep the default."
+            few = (
+                f" {USEFUL_ROUNDS} rounds or more tell smaller differences." if compared.rounds < USEFUL_ROUNDS else ""
+            )
+            return f"Tie: {name} cannot be told from the default ({how}). Keep the default.{MORE if few else ''}"
         case "slower":
             return f"Slower: {name} takes {compared.ratio - 1:.1%} more time a step than the default ({how}). Keep it."
         case "same":

@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,14 +29,16 @@ TRIALS = 9
 def test_a_sweep_interrupted_killed_and_resumed_loses_and_repeats_nothing(tmp_path: Path) -> None:
     sweep, journal = write_sweep(tmp_path, TRIALS), journal_of(tmp_path)
 
-    # After two trials: a second driver is refused; Ctrl-C is a clean stop, the right exit code, nothing left running.
+    # After two trials: a second driver is refused, resuming or not; Ctrl-C is a clean stop with the right exit code,
+    # and nothing is left running.
     process = start("run", sweep)
     wait_until(lambda: len(finished(journal)) >= 2, process)
     below = descendants(process.pid)
     assert answer(moetune("status", tmp_path / "runs", "--json"))["runs"][0]["state"] == "running"
-    second = moetune("run", sweep, "--resume")
-    assert second.returncode == 4
-    assert f"process {process.pid}" in second.stderr
+    for second in (moetune("run", sweep), moetune("run", sweep, "--resume")):
+        assert second.returncode == 4
+        assert f"run 001 (process {process.pid} on " in second.stderr
+    assert not journal_of(tmp_path, "002").exists()
     kill(process, signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
@@ -80,6 +83,18 @@ def test_a_sweep_interrupted_killed_and_resumed_loses_and_repeats_nothing(tmp_pa
     _mlflow_has_each_trial_once(tmp_path, len(state.finished))
     # Overhead outside training is known for every trial.
     assert all(record.outcome.phases.fixed_s > 0 for record in searched if isinstance(record.outcome, Measured))
+    _once_more_is_the_same_answer(sweep, journal, report)
+
+
+def _once_more_is_the_same_answer(sweep: Path, journal: Path, report: Any) -> None:
+    """From the journal alone."""
+    written = journal.read_bytes()
+    again = moetune("run", sweep, "--resume", "--json")
+    assert again.returncode == 0, again.stderr
+    assert f"nothing is left to run (budget: {TRIALS} trials" in again.stderr
+    assert "starting Ray" not in again.stderr
+    assert answer(again)["leaderboard"]["verdict"] == report["leaderboard"]["verdict"]
+    assert journal.read_bytes() == written
 
 
 def _mlflow_has_each_trial_once(folder: Path, trials: int) -> None:

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -222,7 +223,7 @@ sys.stdin.read()
     with pytest.raises(ResourceMissing, match=f"being written by process {process.pid}") as caught:
         Journal.open(path)
     assert caught.value.exit_code == 4
-    assert holder(path) == process.pid
+    assert holder(path) == (process.pid, socket.gethostname())
     assert read_events(path) == sweep()
     process.kill()
     process.communicate()

@@ -71,7 +71,7 @@ class Bench:
                     run_name="001",
                     sweep_digest="d",
                     space_digest="s",
-                    sweep_text="",
+                    sweep_text=self.sweep.text,
                     seed=spec.seed,
                     started_at="2026-11-30T00:00:00+00:00",
                 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from search_spaces.errors import InputError
 from search_spaces.presets import GPUS, load_model, model_names
 from search_spaces.screen import screen
+from tuner.cli import main
 from tuner.commands.init import InitResult, write_sweep
 from tuner.sweep import LoadedSweep, load_sweep
 
@@ -18,7 +19,8 @@ def written(folder: Path, model: str, gpu: str, gpus: int) -> LoadedSweep:
     file = folder / f"{model}-{gpu}-{gpus}.yaml"
     file.unlink(missing_ok=True)
     made = write_sweep(model, gpu, gpus, file)
-    assert made == InitResult(path=str(file), text=file.read_text())
+    assert made == InitResult(path=str(file), text=file.read_text(), warnings=made.warnings)
+    assert not made.warnings or gpu == "cpu"
     return load_sweep(file)
 
 
@@ -73,3 +75,19 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     assert file.read_text() == "mine"
     with pytest.raises(InputError, match="cannot write it: no such file or directory"):
         write_sweep("tiny-moe", "cpu", 2, tmp_path / "none" / "sweep.yaml")
+
+
+def test_a_model_too_large_for_this_machine_is_written_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tuner.commands.init.machine_bytes", lambda: 24 * 2**30)
+    (warning,) = write_sweep("qwen3-30b-a3b", "cpu", 2, None).warnings
+    assert "qwen3-30b-a3b cannot be trained here" in warning
+    assert "this machine has 24.0 GiB" in warning
+    assert "fit here: tiny-moe)" in warning
+    assert write_sweep("tiny-moe", "cpu", 2, None).warnings == ()
+    assert write_sweep("qwen3-30b-a3b", "H200", 2, None).warnings == ()
+    assert main(["init", "--model", "qwen3-30b-a3b", "--gpu", "cpu", "--gpus", "2"]) == 0
+    out, err = capfd.readouterr()
+    assert f"moetune: warning: {warning}" in err
+    assert "warning" not in out

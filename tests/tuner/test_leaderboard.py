@@ -65,6 +65,13 @@ def test_a_tie_keeps_the_default() -> None:
     board = leaderboard(sweep("tie"))
     assert board.winner_id == DEFAULT.id
     assert board.verdict.words.startswith("Tie: ")
+    assert board.verdict.words.endswith("Keep the default.")
+    *rest, compared = sweep("tie")
+    assert isinstance(compared, Compared)
+    few = leaderboard([*rest, compared.model_copy(update={"rounds": 2})])
+    assert few.verdict.words.endswith(
+        "Keep the default. Verified in 3 rounds or more, smaller differences can be told."
+    )
     assert "0.950 to 1.040" in board.verdict.words
 
 

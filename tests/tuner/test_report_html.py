@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.tracking.sample import candidate, finished, head, measured, sweep
 from tracking.record import Event
 from train_worker.outcome import Crashed
 from tuner.report_html import page, write_html
+from tuner.report_plots import MOST_CURVES
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&<b>"
 
@@ -112,3 +114,29 @@ def test_the_page_is_written_where_asked(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceMissing, match="cannot write"):
         write_html(sweep(), tmp_path / "file")
+
+
+def layout(reader: Reader, name: str) -> dict[str, Any]:
+    script = next(text for text in reader.scripts if f'"plot-{name}"' in text and "newPlot" in text)
+    start = script.index("[", script.index(f'"plot-{name}"', script.index("newPlot")))
+    decoder = json.JSONDecoder()
+    _, end = decoder.raw_decode(script[start:])
+    found, _ = decoder.raw_decode(script[start + end :].lstrip(", \n"))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_no_legend_is_cut() -> None:
+    """Seen in a browser: plotly's buttons covered the first line, and half of many curves' lines had to be scrolled."""
+    curves = [finished(n, candidate(micro_batch_size=n + 1), measured(0.1 * (n + 1))) for n in range(20)]
+    reader = Reader(page([head(), *curves]))
+    found = layout(reader, "losses")
+    lines = len(traces(reader, "losses"))
+    # In a narrow page each curve has a line of 20 pixels; 300 are left for the plot, its axis and margins.
+    assert lines == MOST_CURVES
+    assert found["height"] >= 20 * lines + 300
+    assert found["height"] * found["legend"]["maxheight"] >= 20 * lines
+    for name in ("steps", "memory", "losses", "phases"):
+        drawn = layout(reader, name)
+        assert drawn["modebar"]["orientation"] == "v"
+        assert drawn["margin"]["r"] >= 40  # the buttons' column

@@ -12,8 +12,9 @@ from search_spaces.screen import screen
 from search_spaces.shapes import ClusterShape, StackVersions
 from tests.end_to_end.sweeps import write_sweep
 from tracking.journal import Journal
+from tuner.begin import begun, resumed
 from tuner.commands.fingerprint import fingerprint_of, seen_on_a_worker
-from tuner.commands.run import RunOptions, _begun, _resumed, _same_rules, _screened, _stack_of_workers, _words
+from tuner.commands.run import RunOptions, _same_rules, _screened, _stack_of_workers, _words
 from tuner.sweep import load_sweep
 
 HERE = ClusterShape(device="cpu", workers=1, workers_per_trial=1, workers_per_node=1)
@@ -53,7 +54,7 @@ def test_a_resumed_run_that_is_judged_otherwise_is_told_of_the_software(tmp_path
     spec = sweep.spec
     then = _screened(screen(sweep.space, sweep.model, spec.cluster, spec.training))
     with ExitStack() as stack:
-        _, journal = _begun(sweep, stack)
+        _, journal = begun(sweep, False, stack)
         _same_rules(journal, then, NEWER)  # nothing was screened yet
         _same_rules(_with(journal, then), then, NEWER)
         now = then.model_copy(update={"accepted": then.accepted - 1})
@@ -65,12 +66,12 @@ def test_a_changed_sweep_lets_go_of_its_journal(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, 3)
     sweep = load_sweep(path)
     with ExitStack() as stack:
-        _, journal = _begun(sweep, stack)
+        _, journal = begun(sweep, False, stack)
         _with(journal, None, sweep.digest)
     with ExitStack() as stack, pytest.raises(InputError, match="the sweep file changed"):
-        _resumed(sweep, stack)
+        resumed(sweep, False, stack)
     with ExitStack() as stack, pytest.raises(InputError, match="the sweep file changed"):
-        _resumed(sweep, stack)  # not "another driver has it"
+        resumed(sweep, False, stack)  # not "another driver has it"
 
 
 def _with(journal: Journal, screened: object, digest: str = "") -> Journal:

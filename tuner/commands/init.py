@@ -4,9 +4,11 @@ import math
 from pathlib import Path
 
 from search_spaces.errors import Fault, InputError
+from search_spaces.named_spaces import NAMED_SPACES
 from search_spaces.presets import GPUS, load_gpu, load_model, model_names
-from search_spaces.shapes import ModelShape, Noun
+from search_spaces.shapes import ClusterShape, ModelShape, Noun, TrainingShape
 from search_spaces.space import nearest
+from tuner.cpu_memory import machine_bytes, shortage
 
 CPU = "CPU"
 MAX_GPUS = 100_000
@@ -59,7 +61,7 @@ search:
 
 # Winner and default measured again in turns; a difference inside the noise is a tie.
 verify:
-  rounds: 4
+  rounds: 4 # 3 or more; 0 leaves the winner unverified
 
 tracking:
   folder: moetune-runs
@@ -90,6 +92,7 @@ class InitResult(Noun):
 
     path: str | None
     text: str
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -101,8 +104,9 @@ def write_sweep(model: str, gpu: str, gpus: int, out: Path | None) -> InitResult
     Raises InputError for an unknown model or GPU (listing the known), a bad count, or a file that is there already.
     """
     text = _text(model, gpu, gpus)
+    warnings = _warnings(model, gpus) if gpu.upper() == CPU else ()
     if out is None:
-        return InitResult(path=None, text=text)
+        return InitResult(path=None, text=text, warnings=warnings)
     try:
         with out.open("x", encoding="utf-8") as stream:
             stream.write(text)
@@ -111,7 +115,7 @@ def write_sweep(model: str, gpu: str, gpus: int, out: Path | None) -> InitResult
     except OSError as error:
         reason = (error.strerror or "cannot be written").lower()
         raise InputError([Fault(f"cannot write it: {reason}", str(out))], "name another file") from error
-    return InitResult(path=str(out), text=text)
+    return InitResult(path=str(out), text=text, warnings=warnings)
 
 
 def _text(model: str, gpu: str, gpus: int) -> str:
@@ -128,6 +132,18 @@ def _text(model: str, gpu: str, gpus: int) -> str:
     shape = load_model(model)
     facts = _cpu_facts(shape, gpus) if gpu.upper() == CPU else _gpu_facts(shape, gpu, gpus)
     return _TEMPLATE.format(model=model, gpu=gpu.upper(), gpus=gpus, name=f"{model}-{gpus}x{gpu.lower()}", **facts)
+
+
+def _warnings(model: str, ranks: int) -> tuple[str, ...]:
+    """A model that is too large for the memory of this machine: its file is written, for it may run elsewhere."""
+    shape = load_model(model)
+    facts = _cpu_facts(shape, ranks)
+    cluster = ClusterShape(device="cpu", workers=ranks, workers_per_trial=ranks, workers_per_node=ranks)
+    training = TrainingShape.model_validate(
+        {"sequence_length": facts["sequence"], "global_batch_size": facts["batch"], "params_dtype": facts["dtype"]}
+    )
+    short = shortage(shape, cluster, training, NAMED_SPACES[str(facts["space"])].default(), machine_bytes())
+    return (str(short),) if short else ()
 
 
 def _cpu_facts(model: ModelShape, ranks: int) -> dict[str, object]:

@@ -17,7 +17,8 @@ from search_spaces.memory.fits import RULE, Fit, MemoryJudge
 from search_spaces.rules import case_of
 from search_spaces.screen import Refusal, screen, verdict
 from search_spaces.shapes import Noun
-from tuner.sweep import LoadedSweep, stack_warnings
+from tuner.sweep import LoadedSweep
+from tuner.sweep_warnings import warnings_of
 
 FIRST_SHOWN, FACTS_SHOWN = 10, 5
 DRAWS, DRAW_SEED = 1000, 0
@@ -52,7 +53,7 @@ class PlanResult(Noun):
     first: tuple[Candidate, ...]
     memory: PlannedMemory | None = Field(None, description="None on CPU, and where the GPU is not known")
     trials: int = Field(description="the budget, or all legal points where they are fewer")
-    warnings: tuple[str, ...] = Field(description="what could be judged only by the nearest rule set")
+    warnings: tuple[str, ...] = Field(description="releases that only the nearest rule set could judge, rounds, memory")
     worker_hours_at_most: float = Field(
         description="trials x time limit x ranks, or budget.worker_hours where less; the search usually takes far less"
     )
@@ -83,7 +84,7 @@ def plan(loaded: LoadedSweep) -> PlanResult:
         first=tuple(islice((each for each in scanned if judge.state(each) != "refused"), FIRST_SHOWN)),
         memory=_memory(screening, judge, default),
         trials=trials,
-        warnings=stack_warnings(spec),
+        warnings=warnings_of(loaded),
         worker_hours_at_most=min(trials * hours, spec.budget.worker_hours or math.inf),
         verify_hours_at_most=2 * spec.verify.rounds * hours,
     )

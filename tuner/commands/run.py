@@ -12,20 +12,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from search_spaces.errors import Fault, InputError, Interrupted, NothingAcceptable, ResourceMissing
+from search_spaces.errors import InputError, Interrupted, NothingAcceptable, ResourceMissing
 from search_spaces.memory.fits import MemoryJudge
 from search_spaces.rules.versions import version_faults
 from search_spaces.screen import LegalSpace, screen
 from search_spaces.shapes import Noun, StackVersions
-from tracking.journal import Journal, JournalState, fold
+from tracking.journal import Journal, fold
 from tracking.mlflow_view import MlflowView
 from tracking.record import RuleCount, Screened, SweepStarted
 from tracking.screening import same_screening
 from tracking.uri import resolve_uri, without_uri_secrets
+from tuner.begin import begun, nothing_left, refuse_second, resumed
+from tuner.cpu_memory import Shortage, shortage_of
+from tuner.objective import score
 from tuner.progress import Progress
-from tuner.run_folder import RunFolder, chosen_run, next_run
+from tuner.run_folder import RunFolder
 from tuner.session import SweepSession, now
 from tuner.sweep import LoadedSweep
+from tuner.sweep_warnings import rounds_warning
 from tuner.verify import verify
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ class RunOptions(Noun):
     """What the command line adds to the sweep file; None leaves the file's word."""
 
     resume: bool = False
+    beside: bool = False
     address: str | None = None
     isolation: Literal["slot", "job"] | None = None
 
@@ -56,7 +61,11 @@ class RunResult(Noun):
 def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
     """Run a sweep to its end. Raises Interrupted (130), NothingAcceptable (3), ResourceMissing (4), InputError (2)."""
     with ExitStack() as stack:
-        opened = _resumed(sweep, stack) if options.resume else None
+        refuse_second(sweep, options.beside)  # at once: a worker is asked for seconds
+        opened = resumed(sweep, options.beside, stack) if options.resume else None
+        if opened is not None and (why := nothing_left(opened[1].events, sweep)):
+            return _done_before(why, sweep, *opened, console)
+        short = _shortage(sweep, options)
         software = sweep.spec.stack or _stack_of_workers(sweep, options)
         screening = screen(sweep.space, sweep.model, sweep.spec.cluster, sweep.spec.training, software)
         if not screening.count:
@@ -64,7 +73,7 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
         screened = _screened(screening)
         if opened is not None:
             _same_rules(opened[1], screened, software)
-        folder, journal = opened or _begun(sweep, stack)
+        folder, journal = opened or begun(sweep, options.beside, stack)
         folder.stop_file.unlink(missing_ok=True)
         tracking = sweep.spec.tracking
         uri = resolve_uri(tracking.mlflow_uri, tracking.folder)
@@ -73,7 +82,7 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
         progress = stack.enter_context(Progress(sweep, console, view.status))
         session = _session(sweep, journal, screening, [progress.on_event])
         progress.replay(session.records)
-        for words in (*version_faults(software.model_dump())[1], f"the rules judge by {_words(software)}"):
+        for words in (*_warnings(sweep, short, software), f"the rules judge by {_words(software)}"):
             progress.say(words)
         _started(session, sweep, folder, resumed=bool(journal.events))
         session.emit(screened)
@@ -111,25 +120,18 @@ def _words(software: StackVersions) -> str:
     return f"megatron_core {software.megatron_core}, {', '.join(there)}{without}"
 
 
-def _begun(sweep: LoadedSweep, stack: ExitStack) -> tuple[RunFolder, Journal]:
-    folder = next_run(sweep.spec.tracking.folder / sweep.spec.name)
-    journal = Journal.create(folder.journal)
-    stack.callback(journal.close)
-    try:
-        (folder.path / "sweep.yaml").write_text(without_uri_secrets(sweep.text))
-    except OSError as error:
-        raise ResourceMissing(f"cannot write in {folder.path}: {error}", "free space there, then try again") from error
-    return folder, journal
+def _warnings(sweep: LoadedSweep, short: Shortage | None, software: StackVersions) -> list[str]:
+    """What is odd and no reason to refuse."""
+    found = [*version_faults(software.model_dump())[1], rounds_warning(sweep.spec.verify.rounds), str(short or "")]
+    return [words for words in found if words]
 
 
-def _resumed(sweep: LoadedSweep, stack: ExitStack) -> tuple[RunFolder, Journal]:
-    """The latest run. Raises InputError where the file means another sweep, before anything is asked of workers."""
-    folder = chosen_run(sweep.spec.tracking.folder / sweep.spec.name, None)
-    journal = Journal.open(folder.journal)
-    stack.callback(journal.close)
-    if journal.events:
-        _same_sweep(fold(journal.events), sweep, folder)
-    return folder, journal
+def _shortage(sweep: LoadedSweep, options: RunOptions) -> Shortage | None:
+    """Of this machine's memory, for CPU ranks. ResourceMissing where no configuration fits: it would be killed."""
+    short = shortage_of(sweep, options.address or sweep.spec.launch.address)
+    if short is not None and short.hopeless:
+        raise ResourceMissing(short.what, short.next_step)
+    return short
 
 
 def _same_rules(journal: Journal, now: Screened, software: StackVersions) -> None:
@@ -141,14 +143,6 @@ def _same_rules(journal: Journal, now: Screened, software: StackVersions) -> Non
     except InputError as error:
         hint = f"or the workers' software did, which is now {_words(software)}"
         raise InputError([replace(fault, hint=hint) for fault in error.faults], error.next_step) from error
-
-
-def _same_sweep(state: JournalState, sweep: LoadedSweep, folder: RunFolder) -> None:
-    if (state.head.sweep_digest, state.head.space_digest) != (sweep.digest, sweep.space.digest):
-        raise InputError(
-            [Fault("the sweep file changed since this run began; its trials cannot be compared", str(folder.path))],
-            "run without --resume, or restore the file (a copy is sweep.yaml in that folder); budget may change",
-        )
 
 
 def _session(
@@ -271,18 +265,33 @@ def _result(session: SweepSession, folder: RunFolder) -> RunResult:
     if session.interrupted:
         done = len(session.records)
         raise Interrupted(f"stopped; {done} finished trials are kept in {folder.path}", "go on with --resume")
-    if session.winner() is None:
-        kinds = sorted({record.outcome.kind for record in session.records})
+    return _answer(session.sweep, folder, session.stop_reason)
+
+
+def _done_before(why: str, sweep: LoadedSweep, folder: RunFolder, journal: Journal, console: Console) -> RunResult:
+    """The answer of a run that is over, from its journal alone: no worker is asked and no Ray is started."""
+    journal.close()
+    result = _answer(sweep, folder, why)
+    words = f"run {folder.name} is finished, verdict {result.verdict}: nothing is left to run ({why})"
+    console.print(words, markup=False, highlight=False)
+    return result
+
+
+def _answer(sweep: LoadedSweep, folder: RunFolder, stop_reason: str) -> RunResult:
+    """Raises NothingAcceptable (exit 3) where nothing was measured."""
+    state = folder.state()
+    searched = [record.outcome for record in state.finished if record.purpose != "verify"]
+    if all(score(outcome, sweep.spec.objective) is None for outcome in searched):
+        kinds = sorted({record.outcome.kind for record in state.finished})
         raise NothingAcceptable(
             f"no trial gave a measurement ({', '.join(kinds)}); all are recorded in {folder.path}",
             "see the reasons with `moetune report`",
         )
-    compared = folder.state().compared
     return RunResult(
         folder=folder.path,
-        trials=len(session.records),
-        stop_reason=session.stop_reason,
-        verdict=compared[-1].verdict if compared else "unverified",
+        trials=len(state.finished),
+        stop_reason=stop_reason,
+        verdict=state.compared[-1].verdict if state.compared else "unverified",
     )
 
 

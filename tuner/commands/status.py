@@ -51,10 +51,11 @@ def to_resume(run: RunStatus) -> str:
 
 
 def stop(sweep_folder: Path, wait_s: float) -> RunStatus:
-    """Ask the latest run to stop and wait until its driver let go. InputError where none is running."""
-    run = chosen_run(sweep_folder, None)
-    if not run.running():
-        raise InputError([Fault("this sweep is not running", str(run.path))], "see `moetune status`")
+    """Ask the latest running run to stop and wait until its driver let go. InputError where none is running."""
+    latest = chosen_run(sweep_folder, None)
+    run = next((each for each in reversed(runs_of(sweep_folder)) if each.running()), None)
+    if run is None:
+        raise InputError([Fault("this sweep is not running", str(latest.path))], "see `moetune status`")
     run.stop_file.touch()
     deadline = time.monotonic() + wait_s
     while run.running():

@@ -1,0 +1,143 @@
+"""How a driver begins: it takes the journal of a new run, or of the latest one; one driver a sweep unless asked."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from search_spaces.errors import Fault, InputError, ResourceMissing
+from tracking.journal import Journal, JournalState, fold
+from tracking.lock import holder, turn
+from tracking.record import Compared, Event, SweepStarted, TrialRecord
+from tracking.uri import without_uri_secrets
+from tuner.budget import searched_s, spent
+from tuner.objective import score
+from tuner.run_folder import RunFolder, chosen_run, next_run, runs_of, status_of
+from tuner.sweep import LoadedSweep
+from tuner.sweep_spec import Budget
+from tuner.sweep_yaml import parse
+
+START_LOCK = "start.lock"
+
+
+def home_of(sweep: LoadedSweep) -> Path:
+    """The folder that holds the runs of a sweep."""
+    return sweep.spec.tracking.folder / sweep.spec.name
+
+
+def refuse_second(sweep: LoadedSweep, beside: bool) -> None:
+    """ResourceMissing (exit 4) where a driver of this sweep is running, unless `beside`: two on one cluster spoil both.
+
+    Only a living process counts: one that was killed, or whose machine went down, holds no lock.
+    """
+    running = [] if beside else [words for run in runs_of(home_of(sweep)) if (words := _driven(run))]
+    if running:
+        raise ResourceMissing(
+            f"this sweep is running already: {'; '.join(running)}",
+            f"see `moetune status {sweep.path}`, or end it with `moetune stop {sweep.path}`; --beside starts another "
+            "all the same, for other machines: on the same ones each disturbs the other's times",
+        )
+
+
+def begun(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFolder, Journal]:
+    """A new run. Raises as `refuse_second` does, and ResourceMissing where the folder cannot be written."""
+    with _only_driver(sweep, beside):
+        folder = next_run(home_of(sweep))
+        journal = Journal.create(folder.journal)
+        stack.callback(journal.close)
+    try:
+        (folder.path / "sweep.yaml").write_text(without_uri_secrets(sweep.text))
+    except OSError as error:
+        raise ResourceMissing(f"cannot write in {folder.path}: {error}", "free space there, then try again") from error
+    return folder, journal
+
+
+def resumed(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFolder, Journal]:
+    """The latest run. Raises as `refuse_second` does, and InputError where there is none or the file means another
+    sweep, before anything is asked of workers."""
+    chosen_run(home_of(sweep), None)  # where there is none no folder is made
+    with _only_driver(sweep, beside):
+        folder = chosen_run(home_of(sweep), None)
+        journal = Journal.open(folder.journal)
+        stack.callback(journal.close)
+    if journal.events:
+        _same_sweep(fold(journal.events), sweep, folder)
+    return folder, journal
+
+
+def nothing_left(events: Sequence[Event], sweep: LoadedSweep) -> str:
+    """Why a resumed run has nothing to do, by its journal alone; "" where a trial or the verdict is wanted still.
+
+    It is over where a limit of the budget is reached, every legal candidate was tried, or it came to a verdict under
+    the budget that the file still has (the search may have ended by what no record holds: the clock, or memory).
+    """
+    if not events:
+        return ""
+    state, spec = fold(events), sweep.spec
+    searched = [record for record in state.finished if record.purpose != "verify"]
+    measured = any(score(record.outcome, spec.objective) is not None for record in searched)
+    judged = _judged_under(events)
+    if state.in_flight or (measured and judged is None):
+        return ""
+    if reason := spent(spec.budget, spec.cluster, state.finished, 0, searched_s(searched, spec.cluster)):
+        return f"{reason}; with a larger one --resume goes on"
+    if state.screened and len({record.candidate.id for record in searched}) >= state.screened.accepted:
+        return "every legal candidate was tried"
+    return (
+        "its budget is used up; with a larger one --resume goes on"
+        if judged and _budget_of(judged) == spec.budget
+        else ""
+    )
+
+
+def _judged_under(events: Sequence[Event]) -> SweepStarted | None:
+    """The start whose driver came to a verdict after the last trial of the search; None where there is no verdict yet.
+
+    A later start, with a larger budget, may have been stopped before its first trial.
+    """
+    start: SweepStarted | None = None
+    judged: SweepStarted | None = None
+    for event in events:
+        if isinstance(event, SweepStarted):
+            start = event
+        elif isinstance(event, Compared):
+            judged = start
+        elif isinstance(event, TrialRecord) and event.purpose != "verify":
+            judged = None
+    return judged
+
+
+def _budget_of(start: SweepStarted) -> Budget | None:
+    """The budget in the sweep file of that time; None where it cannot be read as one of today's."""
+    try:
+        data = parse(start.sweep_text, "sweep.yaml").data
+        return Budget.model_validate(data.get("budget") if isinstance(data, dict) else None)
+    except (InputError, ValidationError):
+        return None
+
+
+def _same_sweep(state: JournalState, sweep: LoadedSweep, folder: RunFolder) -> None:
+    if (state.head.sweep_digest, state.head.space_digest) != (sweep.digest, sweep.space.digest):
+        raise InputError(
+            [Fault("the sweep file changed since this run began; its trials cannot be compared", str(folder.path))],
+            "run without --resume, or restore the file (a copy is sweep.yaml in that folder); budget may change",
+        )
+
+
+@contextmanager
+def _only_driver(sweep: LoadedSweep, beside: bool) -> Iterator[None]:
+    """While a driver takes its journal no other one of this sweep does, and (unless `beside`) none is running."""
+    with turn(home_of(sweep) / START_LOCK):
+        refuse_second(sweep, beside)
+        yield
+
+
+def _driven(run: RunFolder) -> str:
+    """Who drives a run and how far it is, in words; empty where nobody does."""
+    held = holder(run.journal)
+    if held is None:
+        return ""
+    found = status_of(run)
+    state = {"running": "", "stopping": ", which is stopping"}.get(found.state, ", whose journal cannot be read")
+    return f"run {run.name}{state} ({held}; {found.finished} trials finished, {found.in_flight} in flight; {run.path})"
