@@ -63,7 +63,7 @@ SUGGESTED: dict[Wall, tuple[str, ...]] = {
     ),
 }
 
-# What buys memory with time, switched off. Where memory is no wall, this comes first and the first list above not at all.
+# What buys memory with time, switched off: comes first where memory is no wall; the first list above then not at all.
 GIVEN_BACK = ("recompute_granularity=None", "fine_grained_activation_offloading=False", "optimizer_cpu_offload=False")
 
 
