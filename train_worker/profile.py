@@ -63,6 +63,9 @@ SUGGESTED: dict[Wall, tuple[str, ...]] = {
     ),
 }
 
+# What buys memory with time, switched off: comes first where memory is no wall; the first list above then not at all.
+GIVEN_BACK = ("recompute_granularity=None", "fine_grained_activation_offloading=False", "optimizer_cpu_offload=False")
+
 
 class KernelTotal(Noun):
     """One kernel's share of a step; `name` is cut to 120 characters, `seconds` summed over its `count` runs."""

@@ -274,4 +274,7 @@ class SweepSession:
         if value is None:
             return "infeasible", None, None
         profile = outcome.profile if isinstance(outcome, Measured) else None
-        return "measured", value, profile.wall if profile else None
+        wall = profile.wall if profile else None
+        # Whose objective is memory asks for what saves it, wherever the step stands.
+        saves = wall is not None and self.sweep.spec.objective.metric == "peak_memory_bytes"
+        return "measured", value, "memory" if saves else wall

@@ -2,7 +2,8 @@
 
 The Three Walls workflow by itself: profile, change one thing that the dominant bottleneck asks for, keep what is
 faster, profile again, since "fixing one wall usually exposes the next one". When a wall has nothing left to try, the
-other walls' settings follow; when none has, TPE goes on, with all that was measured.
+other walls' settings follow; when none has, TPE goes on, with all that was measured. What buys memory with time is for
+the memory wall only: elsewhere it is given back.
 """
 
 from collections import defaultdict
@@ -13,7 +14,7 @@ from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.legal import LegalSpace
 from search_spaces.memory.fits import State
 from search_spaces.space import Knob
-from train_worker.profile import LARGER, SUGGESTED, Wall
+from train_worker.profile import GIVEN_BACK, LARGER, SUGGESTED, Wall
 from tuner.proposer import Proposer
 from tuner.session import Told
 
@@ -76,11 +77,20 @@ class WallsProposer(Proposer):
         _, best, wall = self._best or (0.0, None, None)
         if best is None or wall is None:
             return None
-        for each in (wall, *(other for other in SUGGESTED if other != wall)):
-            for found in self._changed(best, SUGGESTED[each]):
+        for settings in self._lists(best, wall):
+            for found in self._changed(best, settings):
                 if found.id not in self._seen and self._fit(found) in (None, "fits"):
                     return found
         return None
+
+    def _lists(self, best: Candidate, wall: Wall) -> list[tuple[str, ...]]:
+        """Settings to try from `best`, in order. Recompute and offload cost time: they wait for the memory wall."""
+        others = [SUGGESTED[each] for each in SUGGESTED if each not in (wall, "memory")]
+        if wall == "memory":
+            return [SUGGESTED[wall], *others]
+        have = self.space.values(best)
+        back = tuple(setting for setting in GIVEN_BACK if setting.partition("=")[0] in have)
+        return [back, SUGGESTED[wall], *others]
 
     def _changed(self, best: Candidate, settings: tuple[str, ...]) -> Iterator[Candidate]:
         """Legal candidates with one of `settings` changed, the least different first.

@@ -10,6 +10,7 @@ import pytest
 
 from search_spaces.candidate import Candidate
 from search_spaces.errors import ResourceMissing
+from tests.train_worker.recorded import PROFILE
 from tests.tuner.sessions import Bench, drive, honest, measured, result
 from tracking.record import Event, Proposed, TrialRecord
 from train_worker.job import TrialJob
@@ -297,3 +298,15 @@ def test_a_full_disk_stops_the_sweep_and_a_resume_loses_and_repeats_nothing(smal
     assert not again.error
     assert len(ids + rest) == len(set(ids + rest)) == 12
     bench.journal.close()
+
+
+@pytest.mark.parametrize(("metric", "wall"), [("step_time_s", "compute"), ("peak_memory_bytes", "memory")])
+def test_a_search_for_less_memory_asks_for_what_saves_it_wherever_the_step_stands(
+    tmp_path: Path, metric: str, wall: str
+) -> None:
+    bench = Bench(tmp_path, change=lambda text: f"{text}\nobjective:\n  metric: {metric}\n")
+    session = bench.session()
+    profiled = honest(session.default).model_copy(update={"profile": PROFILE})
+    assert PROFILE.wall == "compute"
+    assert session._told(profiled)[2] == wall
+    assert session._told(honest(session.default))[2] is None
