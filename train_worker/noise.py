@@ -48,7 +48,8 @@ def fitted(repeats: Sequence[Sequence[MeasuredPart]]) -> Noise | None:
 
     A sample variance is a scaled chi-square: its expectation is fitted by maximum likelihood (gamma, identity link, by
     reweighted least squares), neither part below zero. Where all repeats are of one configuration, or wait equally
-    long, the two parts cannot be told apart, and all of it is `quiet`.
+    long, the two parts cannot be told apart, and all of it is `quiet`. Each round goes half of the way: whole steps may
+    jump to and fro between two bounds, at one of which nothing scatters (in 2% of made-up tables like the first one).
     """
     groups = [_group(parts) for parts in repeats if len(parts) > 1]
     if not groups:
@@ -57,7 +58,8 @@ def fitted(repeats: Sequence[Sequence[MeasuredPart]]) -> Noise | None:
     quiet, host = pooled, 0.0
     if len({round(g.idle, 6) for g in groups}) > 1:
         for _ in range(ROUNDS):
-            quiet, host = _reweighted(groups, quiet, host)
+            aim = _reweighted(groups, quiet, host)
+            quiet, host = (quiet + aim[0]) / 2, (host + aim[1]) / 2
     return Noise(math.sqrt(quiet), math.sqrt(host))
 
 

@@ -50,6 +50,19 @@ def test_repeats_that_agree_to_the_digit() -> None:
     assert fitted(drawn(Noise(0.0, 0.0), [0.1, 0.2, 0.3], 3)) == pytest.approx(Noise(0.0, 0.0), abs=1e-9)
 
 
+def test_the_fit_comes_to_rest() -> None:
+    """Two repeats each of five configurations, by idle share and variance: whole steps jump to and fro between no noise
+    of the host and no other noise."""
+    seen = ((0.0, 2.21e-5), (0.005, 3.76e-6), (0.128, 3.51e-4), (0.267, 7.15e-5), (0.292, 0.02))
+    pairs = [
+        [part(0.2 * math.exp(sign * math.sqrt(variance / 2)), idle) for sign in (-1, 1)] for idle, variance in seen
+    ]
+    found = fitted(pairs)
+    assert found is not None
+    assert found.quiet > 0.001
+    assert found.host > 0.1
+
+
 def test_trials_without_a_profile() -> None:
     assert idle_share([part(0.2, None)]) == 0
     assert idle_share([part(0.2, 0.4), part(0.3, None)]) == pytest.approx(0.4)
