@@ -82,7 +82,10 @@ def distances(rows: dict[tuple[str, int], dict[str, Any]]) -> Iterator[str]:
         row, reference = rows.get((name, rise)), rows.get((REFERENCE, rise))
         if row is None or reference is None or name == REFERENCE:
             continue
-        pairs = zip(row["losses"], reference["losses"], strict=False)
+        pairs = list(zip(row["losses"], reference["losses"], strict=False))
+        if not pairs:  # one of them did not train
+            yield f"rise {rise}, {name}: {row['outcome']}, no losses to compare"
+            continue
         apart = [float("inf") if mine is None else abs(mine - other) / other for mine, other in pairs]
         furthest = max(range(len(apart)), key=apart.__getitem__)
         how = f"{apart[furthest]:.2%} off at step {furthest}, last {apart[-1]:.2%}"

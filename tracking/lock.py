@@ -67,6 +67,8 @@ def holder(journal: Path) -> Holder | None:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _named(fd)
+    except OSError:  # a file system without locks: nobody can write a journal there (`take`)
+        return None
     finally:
         os.close(fd)
     return None
@@ -76,18 +78,21 @@ def holder(journal: Path) -> Holder | None:
 def turn(lock: Path) -> Iterator[None]:
     """Alone in the block among all that take this lock file, waiting for the others; its folder is made if need be.
 
-    Raises ResourceMissing where the folder cannot be written.
+    Raises ResourceMissing where the folder cannot be written, or its file system has no locks.
     """
+    fd = -1
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(fd, fcntl.LOCK_EX)
     except OSError as error:
+        if fd >= 0:
+            os.close(fd)
         raise ResourceMissing(
-            f"cannot write in {lock.parent}: {error.strerror}",
+            f"cannot {'write' if fd < 0 else 'lock a file'} in {lock.parent}: {error.strerror}",
             "make the folder writable and free space there, or set tracking.folder to another one",
         ) from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)

@@ -21,7 +21,7 @@ Interval = tuple[float, float]
 class GpuEvent(NamedTuple):
     """One kernel or copy. `phase` is where it was launched: recompute runs in "backward", and so do gradient
     reductions that overlap it, others in "reduction"; what the forward and the schedule launch (delayed weight
-    gradients too) is "forward"."""
+    gradients too) is "forward"; clearing the gradients before is the optimizer's."""
 
     name: str
     start_us: float

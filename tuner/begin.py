@@ -61,6 +61,8 @@ def resumed(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFold
         folder = chosen_run(home_of(sweep), None)
         journal = Journal.open(folder.journal)
         stack.callback(journal.close)
+        # Of an earlier driver: before this one is seen to run, so that a stop which is meant for it is kept.
+        folder.stop_file.unlink(missing_ok=True)
     if journal.events:
         _same_sweep(fold(journal.events), sweep, folder)
     return folder, journal

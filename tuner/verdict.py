@@ -65,10 +65,8 @@ def _words(compared: Compared, name: str) -> str:
         case "faster":
             return f"Faster: {name} takes {1 - compared.ratio:.1%} less time a step than the default ({how})."
         case "tie":
-            few = (
-                f" {USEFUL_ROUNDS} rounds or more tell smaller differences." if compared.rounds < USEFUL_ROUNDS else ""
-            )
-            return f"Tie: {name} cannot be told from the default ({how}). Keep the default.{MORE if few else ''}"
+            more = MORE if compared.rounds < USEFUL_ROUNDS else ""
+            return f"Tie: {name} cannot be told from the default ({how}). Keep the default.{more}"
         case "slower":
             return f"Slower: {name} takes {compared.ratio - 1:.1%} more time a step than the default ({how}). Keep it."
         case "same":

@@ -3,10 +3,11 @@
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.loss_guard import RISES, TRIED, distances, job, rows_of
+from benchmarks.loss_guard import REFERENCE, RISES, TRIED, distances, job, rows_of
 from benchmarks.table_run import STACK
 from search_spaces.rules import case_of
 from search_spaces.screen import verdict
@@ -29,3 +30,9 @@ def test_each_is_compared_with_bf16_of_the_same_rise(tmp_path: Path) -> None:
         "rise 0, FP8 blockwise: diverged, inf% off at step 1, last inf%",
         "rise 0, FP8 delayed: measured, 25.00% off at step 1, last 25.00%",
     ]
+
+
+def test_what_did_not_train_is_no_end_of_the_summary() -> None:
+    rows: dict[tuple[str, int], dict[str, Any]] = {(REFERENCE, 0): {"losses": [5.0], "outcome": "measured"}}
+    rows["FP8 delayed", 0] = {"losses": [], "outcome": "out_of_memory"}
+    assert list(distances(rows)) == ["rise 0, FP8 delayed: out_of_memory, no losses to compare"]

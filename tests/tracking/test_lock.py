@@ -1,5 +1,7 @@
 """Who writes a journal, read from its lock: the kernel's word counts, the file's is a name."""
 
+import errno
+import fcntl
 import os
 import socket
 from pathlib import Path
@@ -41,4 +43,14 @@ def test_a_turn_makes_its_folder_or_says_why_not(tmp_path: Path) -> None:
         assert (tmp_path / "new").is_dir()
     (tmp_path / "file").touch()
     with pytest.raises(ResourceMissing, match=r"cannot write in .*file"), turn(tmp_path / "file" / "start.lock"):
+        pass
+
+
+def test_a_file_system_without_locks_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert holder(path) is None
+    with pytest.raises(ResourceMissing, match=r"cannot lock a file in .*: No locks available"), turn(path):
         pass

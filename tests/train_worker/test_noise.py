@@ -26,7 +26,7 @@ def drawn(noise: Noise, idles: Sequence[float], repeats: int) -> list[list[Measu
     return [[part(0.2 * math.exp(chance.gauss(0, noise.spread(idle))), idle) for _ in range(repeats)] for idle in idles]
 
 
-@pytest.mark.parametrize("true", [Noise(0.005, 0.2), Noise(0.01, 0.0), Noise(0.0, 0.3)])
+@pytest.mark.parametrize("true", [Noise(0.005, 0.2, 0), Noise(0.01, 0.0, 0), Noise(0.0, 0.3, 0)])
 def test_what_was_put_in_is_found_again(true: Noise) -> None:
     found = fitted(drawn(true, [number / 100 for number in range(1, 61)], 40))
     assert found is not None
@@ -35,7 +35,7 @@ def test_what_was_put_in_is_found_again(true: Noise) -> None:
 
 
 def test_of_one_configuration_alone_all_is_quiet() -> None:
-    found = fitted(drawn(Noise(0.04, 0.0), [0.3], 400))
+    found = fitted(drawn(Noise(0.04, 0.0, 0.04), [0.3], 400))
     assert found is not None
     assert found.host == 0
     assert found.quiet == pytest.approx(0.04, rel=0.1)
@@ -43,17 +43,43 @@ def test_of_one_configuration_alone_all_is_quiet() -> None:
 
 def test_without_repeats_nothing_is_known() -> None:
     assert fitted([]) is None
-    assert fitted(drawn(Noise(0.04, 0.0), [0.1, 0.2], 1)) is None
+    assert fitted(drawn(Noise(0.04, 0.0, 0.04), [0.1, 0.2], 1)) is None
 
 
 def test_repeats_that_agree_to_the_digit() -> None:
-    assert fitted(drawn(Noise(0.0, 0.0), [0.1, 0.2, 0.3], 3)) == pytest.approx(Noise(0.0, 0.0), abs=1e-9)
+    assert fitted(drawn(Noise(0.0, 0.0, 0.0), [0.1, 0.2, 0.3], 3)) == pytest.approx(Noise(0.0, 0.0, 0.0), abs=1e-9)
+
+
+def test_the_fit_comes_to_rest() -> None:
+    """Two repeats each of five configurations, by idle share and variance: whole steps jump to and fro between no noise
+    of the host and no other noise."""
+    seen = ((0.0, 2.21e-5), (0.005, 3.76e-6), (0.128, 3.51e-4), (0.267, 7.15e-5), (0.292, 0.02))
+    pairs = [
+        [part(0.2 * math.exp(sign * math.sqrt(variance / 2)), idle) for sign in (-1, 1)] for idle, variance in seen
+    ]
+    found = fitted(pairs)
+    assert found is not None
+    assert found.quiet > 0.001
+    assert found.host > 0.1
 
 
 def test_trials_without_a_profile() -> None:
-    assert idle_share([part(0.2, None)]) == 0
+    assert idle_share([part(0.2, None)]) is None
     assert idle_share([part(0.2, 0.4), part(0.3, None)]) == pytest.approx(0.4)
     assert idle_share([part(0.2, -0.1)]) == 0  # the profiled step was slower than the measured ones
+
+
+def test_of_trials_without_a_profile_nothing_is_said_of_their_host() -> None:
+    """They would look like a GPU that never waits, and make all that do not wait look noisy."""
+    quiet, loud = drawn(Noise(0.001, 0.0, 0), [0.01, 0.02], 40), drawn(Noise(0.1, 0.0, 0), [0.5], 40)
+    unseen = [[part(each.step_times_s[0], None) for each in group] for group in loud]
+    found = fitted([*quiet, *unseen])
+    assert found is not None
+    assert found.spread(0.0) == pytest.approx(0.001, rel=0.2)
+    assert found.spread(None) == pytest.approx(0.1 / math.sqrt(3), rel=0.2)
+    alone = fitted(unseen)
+    assert alone is not None
+    assert alone.spread(None) == alone.spread(0.3) == pytest.approx(0.1, rel=0.2)
 
 
 groups = st.lists(

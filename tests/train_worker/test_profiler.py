@@ -34,7 +34,7 @@ class Trainer:
         self.device, self.count, self.trained = DEVICE, count, 0
         self.job = SimpleNamespace(keep_trace=keep_trace, candidate=Candidate(knobs=knobs or {}))
         self.configs = SimpleNamespace(transformer=SimpleNamespace(finalize_model_grads_func=self.reduce))
-        self.layer = torch.nn.Linear(64, 64)
+        self.layer, self.buffer = torch.nn.Linear(64, 64), torch.ones(64)
         self.built = SimpleNamespace(optimizer=torch.optim.SGD(self.layer.parameters(), lr=0.1))
 
     def batches(self, step: int) -> list[list[torch.Tensor]]:
@@ -42,10 +42,14 @@ class Trainer:
 
     def step(self, batches: list[list[torch.Tensor]]) -> None:
         self.trained = len(batches[0])
+        self.buffer.zero_()
+        self.schedule(batches)
+        self.built.optimizer.step()
+
+    def schedule(self, batches: list[list[torch.Tensor]]) -> None:
         for batch in batches[0]:
             self.layer(batch).exp().sum().backward()
         self.configs.transformer.finalize_model_grads_func()
-        self.built.optimizer.step()
 
     def reduce(self) -> None:
         torch.distributed.all_reduce(torch.ones(1))
@@ -79,6 +83,7 @@ def test_operators_have_their_phase_and_category() -> None:
     assert outcome.profile.wall == "compute"
     phases = {(event.name, event.phase) for event in trace.events}
     assert {("aten::addmm", "forward"), ("aten::exp", "forward"), ("aten::mm", "backward")} <= phases
+    assert {phase for name, phase in phases if name == "aten::zero_"} == {"optimizer"}
     assert {phase for name, phase in phases if name.startswith("aten::_foreach") or name == "aten::add_"} >= {
         "optimizer"
     }

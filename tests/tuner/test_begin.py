@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from search_spaces.errors import InputError, NothingAcceptable, ResourceMissing
+from search_spaces.shapes import StackVersions
 from tests.end_to_end.sweeps import write_sweep
 from tests.tracking.sample import candidate, finished, head, measured, proposed
 from tests.tuner.sessions import Bench, drive, result, run_with, speed
@@ -30,7 +31,6 @@ from tuner.commands.status import stop
 from tuner.sweep import LoadedSweep, load_sweep
 from tuner.verify import verify
 
-STACK = 'stack: {megatron_core: "0.19.2", torch: "2.11.0"}\n'
 ME = f"process {os.getpid()} on {socket.gethostname()}"
 
 
@@ -113,6 +113,30 @@ def test_stop_means_the_run_that_runs_although_a_later_one_is_over(sweep: Loaded
         threading.Timer(0.1, journal.close).start()
         assert stop(home_of(sweep), 60).run == "001"
     assert (path.parent / "stop-requested").exists()
+
+
+def test_a_stop_counts_from_when_the_driver_has_its_journal(
+    sweep: LoadedSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are asked for seconds before the search begins; what an earlier driver left is no stop."""
+    stop_file = written(sweep, searched(sweep, 2)).parent / "stop-requested"
+    stop_file.touch()
+    left: list[bool] = []
+
+    def ask(*_: Any) -> Any:
+        left.append(stop_file.exists())
+        stop_file.touch()
+        return StackVersions(megatron_core="0.19.2", torch="2.11.0")
+
+    def begins(*_: Any) -> Any:
+        left.append(stop_file.exists())
+        raise Reached
+
+    monkeypatch.setattr(run_command, "_stack_of_workers", ask)
+    monkeypatch.setattr(run_command, "_search_and_verify", begins)
+    with pytest.raises(Reached):
+        told(sweep, resume=True)
+    assert left == [False, True]
 
 
 DRIVER = """

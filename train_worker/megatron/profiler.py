@@ -2,8 +2,8 @@
 
 Cheap by what it leaves out. No operator of the host is recorded on a GPU: each costs the step a callback, and kernels
 are told apart without them: a kernel carries the number of the CUDA call that launched it, and that call its time and
-thread. Launched after the optimizer began: "optimizer"; after the last backward: "reduction"; by autograd's thread:
-"backward"; by the main one: "forward".
+thread. Launched before the schedule began (it clears the gradients) or after the optimizer did: "optimizer"; after the
+last backward: "reduction"; by autograd's thread: "backward"; by the main one: "forward".
 And torch.autograd.profiler is called directly: torch.profiler.profile imports Inductor first (3.7 s on 2 CPU cores).
 """
 
@@ -52,21 +52,24 @@ class Profiled(NamedTuple):
 
 
 class _Marks:
-    """When the step, its reduction of gradients and its optimizer began and when it ended (ns, the profiler's clock),
-    and memory peaks between.
+    """When the step, its schedule, its reduction of gradients and its optimizer began and when it ended (ns, the
+    profiler's clock), and memory peaks between.
 
     The optimizer runs outside of every graph, so that its mark is there in a step that replays one too.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.began_ns = self.reduction_ns = self.optimizer_ns = self.ended_ns = 0
+        self.began_ns = self.schedule_ns = self.reduction_ns = self.optimizer_ns = self.ended_ns = 0
         self.before_bytes = self.after_bytes = 0
 
     def begin(self) -> None:
         self._drain()
         self._peak()
         self.began_ns = time.time_ns()  # CLOCK_REALTIME, as kineto (c10/util/ApproximateClock.h)
+
+    def schedule_begins(self) -> None:
+        self.schedule_ns = time.time_ns()
 
     def reduction_begins(self) -> None:
         self.reduction_ns = time.time_ns()
@@ -75,8 +78,9 @@ class _Marks:
         self.before_bytes, self.optimizer_ns = self._peak(), time.time_ns()
 
     def phase(self, at_ns: float) -> Phase | None:
-        """Of what was launched then: after the last backward, else None (also where no reduction was seen to begin)."""
-        if at_ns >= self.optimizer_ns:
+        """Of what was launched then: once a step, however many micro-batches it has, else None (also where no reduction
+        was seen to begin)."""
+        if at_ns >= self.optimizer_ns or at_ns < self.schedule_ns:
             return "optimizer"
         return "reduction" if self.reduction_ns and at_ns >= self.reduction_ns else None
 
@@ -163,7 +167,8 @@ def _stepped(
     """
     profiler, marks = _prepared(trainer.device), _Marks(trainer.device)
     reduction = _noticed(trainer.configs.transformer, "finalize_model_grads_func", marks.reduction_begins)
-    with reduction, _noticed(trainer.built.optimizer, "step", marks.optimizer_begins):
+    schedule = _noticed(trainer, "schedule", marks.schedule_begins)
+    with schedule, reduction, _noticed(trainer.built.optimizer, "step", marks.optimizer_begins):
         profiler._start_trace()
         try:
             marks.begin()

@@ -74,7 +74,6 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
         if opened is not None:
             _same_rules(opened[1], screened, software)
         folder, journal = opened or begun(sweep, options.beside, stack)
-        folder.stop_file.unlink(missing_ok=True)
         tracking = sweep.spec.tracking
         uri = resolve_uri(tracking.mlflow_uri, tracking.folder)
         view = MlflowView(uri, experiment=tracking.experiment, run_folder=folder.path)
