@@ -1,6 +1,7 @@
 """What is odd about a sweep that can be run all the same: said by `plan`, and by `run` before anything starts."""
 
 from search_spaces.rules.versions import version_faults
+from search_spaces.shapes import TrainingShape
 from tuner.compare import USEFUL_ROUNDS, told_apart
 from tuner.cpu_memory import shortage_of
 from tuner.sweep import LoadedSweep
@@ -10,7 +11,13 @@ from tuner.sweep_spec import SweepSpec
 def warnings_of(sweep: LoadedSweep) -> tuple[str, ...]:
     """All of them, one text each; empty where nothing is odd."""
     short = shortage_of(sweep, sweep.spec.launch.address)
-    found = (*stack_warnings(sweep.spec), rounds_warning(sweep.spec.verify.rounds), str(short or ""))
+    found = (*stack_warnings(sweep.spec), *file_warnings(sweep.spec), str(short or ""))
+    return tuple(words for words in found if words)
+
+
+def file_warnings(spec: SweepSpec) -> tuple[str, ...]:
+    """What the file alone shows."""
+    found = (rounds_warning(spec.verify.rounds), rate_warning(spec.training))
     return tuple(words for words in found if words)
 
 
@@ -30,3 +37,14 @@ def rounds_warning(rounds: int) -> str:
             f"(three: {told_apart(3):.1f} times, four: {told_apart(4):.1f})"
         )
     return f"verify.rounds {rounds}: {why}; set it to {USEFUL_ROUNDS} or more, or to 0 to leave the winner unverified"
+
+
+def rate_warning(training: TrainingShape) -> str:
+    """A learning rate that is still rising when a trial ends; "" where it is not."""
+    rise, least = training.learning_rate_warmup_steps, training.least_steps
+    if rise < least:
+        return ""
+    return (
+        f"training.learning_rate_warmup_steps {rise}: a trial may end after {least} steps, "
+        f"at {(least - 1) / rise:.0%} of the learning rate, and the guard sees little; set it below {least}"
+    )

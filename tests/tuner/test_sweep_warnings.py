@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from search_spaces.shapes import TrainingShape
 from tests.end_to_end.sweeps import write_sweep
 from tuner.commands.plan import plan
 from tuner.compare import USEFUL_ROUNDS, compare, told_apart
 from tuner.sweep import load_sweep
-from tuner.sweep_warnings import rounds_warning
+from tuner.sweep_warnings import rate_warning, rounds_warning
 
 
 def rounds_of(count: int, difference: float) -> list[tuple[float, float]]:
@@ -42,3 +43,16 @@ def test_the_plan_says_it(tmp_path: Path) -> None:
     assert plan(load_sweep(path)).warnings == (rounds_warning(2),)
     path.write_text(path.read_text().replace("rounds: 2", "rounds: 0"))
     assert plan(load_sweep(path)).warnings == ()
+    path.write_text(path.read_text().replace("warmup_steps: 1", "warmup_steps: 1\n  learning_rate_warmup_steps: 100"))
+    (rising,) = plan(load_sweep(path)).warnings
+    assert rising.startswith("training.learning_rate_warmup_steps 100: a trial may end after")
+
+
+def test_a_learning_rate_that_still_rises_at_the_end_of_a_trial_is_said() -> None:
+    training = TrainingShape(sequence_length=8, global_batch_size=8, warmup_steps=3, measured_steps=8)
+    for rise, said in ((0, False), (10, False), (11, True), (40, True)):
+        words = rate_warning(training.model_copy(update={"learning_rate_warmup_steps": rise}))
+        assert bool(words) == said
+    assert "after 11 steps, at 25% of the learning rate" in words
+    stops = training.model_copy(update={"min_measured_steps": 4, "learning_rate_warmup_steps": 8})
+    assert "after 7 steps" in rate_warning(stops)

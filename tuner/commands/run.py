@@ -29,7 +29,7 @@ from tuner.progress import Progress
 from tuner.run_folder import RunFolder
 from tuner.session import SweepSession, now
 from tuner.sweep import LoadedSweep
-from tuner.sweep_warnings import rounds_warning
+from tuner.sweep_warnings import file_warnings
 from tuner.verify import verify
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _words(software: StackVersions) -> str:
 
 def _warnings(sweep: LoadedSweep, short: Shortage | None, software: StackVersions) -> list[str]:
     """What is odd and no reason to refuse."""
-    found = [*version_faults(software.model_dump())[1], rounds_warning(sweep.spec.verify.rounds), str(short or "")]
+    found = [*version_faults(software.model_dump())[1], *file_warnings(sweep.spec), str(short or "")]
     return [words for words in found if words]
 
 
