@@ -20,6 +20,7 @@ import ray.util
 
 from train_worker.gang import place_of
 from train_worker.gpu_memory import OWN_CONTEXT_BYTES, wait_until_free
+from train_worker.host_memory import CALM_S, wait_until_back
 from train_worker.job import Order, RankPlace, TrialJob
 from train_worker.keep import Keeper
 from train_worker.outcome import Crashed
@@ -40,6 +41,7 @@ def serve_slot(config: dict[str, Any]) -> None:
         host = RankHost(config["device"], Path(scratch))
         stack.callback(host.close)
         host.start()
+        wait_until_back()  # of a group before this one, whose rank may outlive it by a little
         seat = (slot, incarnation, rank)
         while True:
             order = Order.model_validate_json(ray.get(board.next_order.remote(*seat)))
@@ -61,6 +63,8 @@ def _run_attempt(board: Any, attempt_id: str, job: TrialJob, host: RankHost, ran
     try:
         host.begin(job, place_of(rank, local_rank, job, meeting, ray.util.get_node_ip_address()))
         report = _watch(board, attempt_id, host, announces=rank == 0)
+        if not report.ok:  # where Ray acts all the same the slot is lost meanwhile, and this trial is to blame
+            wait_until_back(CALM_S if report.killed == "memory" else 0.0)
     except (ParentLost, OSError) as error:
         lost = Crashed(phase="fork", detail=f"{type(error).__name__}: {error}", infrastructure=True)
         report = RankReport(rank=rank, outcome=lost)

@@ -6,12 +6,15 @@ the board and Train's controllers included (seen: 8 of 8), which ends the sweep.
 """
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 RAY_SETTING = "RAY_memory_usage_threshold"  # Ray's own spelling
 RAY_THRESHOLD = 0.95
 AHEAD_OF_RAY = 0.02  # share of the memory; a rank is looked at 20 times a second
+CALM_S, WAIT_S, POLL_S = 1.0, 15.0, 0.05
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -45,6 +48,27 @@ def host_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> Ho
             cached = _stat(limit_file.parent / "memory.stat", stat_key)
             return HostMemory((_number(used_file) or 0) - cached, limit)
     return HostMemory(total - free, total)
+
+
+def wait_until_back(
+    calm_s: float = 0.0,
+    share: Callable[[], float] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return once this machine's memory has been under the limit for `calm_s` seconds, at the latest after WAIT_S.
+
+    A killed process of many GiB is gone from /proc before its memory is free, and Ray, which looks every 250 ms, acts
+    on what it saw. It must not be the next trial that is blamed for it: CALM_S is for after a kill.
+    """
+    ask, limit = share or (lambda: host_memory().share), limit_share()
+    began = calm_since = clock()
+    while (now := clock()) - began < WAIT_S:
+        if ask() > limit:
+            calm_since = now
+        elif now - calm_since >= calm_s:
+            return
+        sleep(POLL_S)
 
 
 def oom_file(pid: int) -> Path | None:

@@ -13,7 +13,7 @@ from search_spaces.rules import case_of
 from search_spaces.screen import verdict
 
 
-@pytest.mark.parametrize(("name", "rise"), product(TRIED, RISES))
+@pytest.mark.parametrize(("name", "rise"), list(product(TRIED, RISES)))
 def test_a_trial_is_legal(name: str, rise: int) -> None:
     one = job(name, rise)
     assert verdict(case_of(one.candidate, one.model, one.cluster, one.training, STACK)) is None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from train_worker.host_memory import AHEAD_OF_RAY, host_memory, limit_share
+from train_worker.host_memory import AHEAD_OF_RAY, CALM_S, WAIT_S, host_memory, limit_share, wait_until_back
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\nHugePages_Total:       0\n"
 
@@ -56,3 +56,36 @@ def test_the_real_machine_has_memory_and_uses_some() -> None:
 def test_a_rank_goes_before_ray_acts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.8")
     assert limit_share() == pytest.approx(0.8 - AHEAD_OF_RAY)
+
+
+class Time:
+    """A clock that goes on only while somebody sleeps; the share of memory in use by what time it shows."""
+
+    def __init__(self, full_until_s: float, dips: tuple[float, float] = (0, 0)) -> None:
+        self.now_s, self.full_until_s, self.dips = 0.0, full_until_s, dips
+
+    def share(self) -> float:
+        dipped = self.dips[0] <= self.now_s < self.dips[1]
+        return 0.5 if self.now_s >= self.full_until_s or dipped else 0.99
+
+    def wait(self, calm_s: float) -> float:
+        wait_until_back(calm_s, self.share, lambda: self.now_s, self.sleep)
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_memory_that_is_free_is_not_waited_for_but_after_a_kill() -> None:
+    assert Time(0).wait(0) == 0
+    assert Time(0).wait(CALM_S) == pytest.approx(CALM_S, abs=0.06)
+
+
+def test_memory_is_waited_for_until_it_has_been_back_for_a_while() -> None:
+    assert Time(3).wait(0) == pytest.approx(3, abs=0.06)
+    assert Time(3).wait(CALM_S) == pytest.approx(3 + CALM_S, abs=0.12)
+    assert Time(3, dips=(1, 1 + CALM_S / 2)).wait(CALM_S) == pytest.approx(3 + CALM_S, abs=0.12)
+
+
+def test_memory_that_stays_full_is_not_waited_for_without_end() -> None:
+    assert Time(1e9).wait(CALM_S) == pytest.approx(WAIT_S, abs=0.06)
