@@ -22,7 +22,6 @@ from benchmarks.table_run import SEED
 from search_spaces.candidate import Candidate, KnobValue
 from train_worker.gang import LocalGang
 from train_worker.job import TrialJob
-from train_worker.outcome import Measured
 
 RISES = (0, 8)
 BASE: dict[str, KnobValue] = {
@@ -69,8 +68,8 @@ def run(path: Path) -> None:
             if (name, rise) in done:
                 continue
             outcome = gang.run(job(name, rise))
-            found = outcome.losses if isinstance(outcome, Measured) else getattr(outcome, "losses", ())
-            row = {"name": name, "rise": rise, "outcome": outcome.kind, "losses": found}
+            losses = getattr(outcome, "losses", ())
+            row = {"name": name, "rise": rise, "outcome": outcome.kind, "losses": losses}
             with path.open("a") as stream:
                 stream.write(json.dumps(row | {"commit": commit.stdout.strip()}) + "\n")
             print(row, flush=True)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from statistics import median, variance
+from statistics import median
 from typing import Literal
 
-from train_worker.noise import fitted, idle_share
+from train_worker.noise import fitted, idle_share, pooled
 from train_worker.recorded_table import RecordedTable
 from train_worker.table import MeasuredPart
 
@@ -105,11 +105,8 @@ def spreads_of(table: RecordedTable, metric: Metric) -> Callable[[str], float] |
         noise = fitted(list(parts.values()))
         return noise and (lambda name: noise.spread(idle_share(parts[name])))
     logs = [[math.log(part.gpu_busy_s) for part in found if part.gpu_busy_s] for found in parts.values()]
-    repeated = [each for each in logs if len(each) > 1]  # a GPU's own work does not know how long it waited
-    if not repeated:
-        return None
-    pooled = sum((len(each) - 1) * variance(each) for each in repeated) / sum(len(each) - 1 for each in repeated)
-    return lambda _: math.sqrt(pooled)
+    shared = pooled(logs)  # a GPU's own work does not know how long it waited
+    return shared and (lambda _: math.sqrt(shared.variance))
 
 
 def main() -> None:

@@ -10,16 +10,14 @@ many rows, drawn with seed 0, instead of the table's default: a strategy that on
 import argparse
 import random
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 
 from search_spaces.candidate import Candidate
 from train_worker.recorded_table import RecordedTable
 from train_worker.replay import Replay
 from train_worker.table import TableRow
-from tuner.replay import BudgetSpent, Game
+from tuner.replay import Game, played, spread_over
 from tuner.replay_space import table_space
 from tuner.replay_strategies import STRATEGIES
 
@@ -53,10 +51,7 @@ def regrets(replays: Sequence[Replay], strategy: str, trials: int, seeds: int) -
     for number, replay in enumerate(replays):
         legal = table_space(replay.table)
         for seed in range(number * seeds, (number + 1) * seeds):
-            game = Game(replay, legal, min(trials, legal.count), seed)
-            with suppress(BudgetSpent):
-                STRATEGIES[strategy](game)
-            found.append(game.regret_percent)
+            found.append(played(Game(replay, legal, trials, seed), STRATEGIES[strategy]).regret_percent)
     return sorted(found)
 
 
@@ -73,9 +68,8 @@ def main(words: Sequence[str] | None = None) -> None:
         for strategy in STRATEGIES:
             cells = []
             for trials in BUDGETS:
-                found = regrets(replays, strategy, trials, options.seeds)
-                p90 = found[-(-9 * len(found) // 10) - 1]  # the nearest rank, as in `moetune replay`
-                cells.append(f"{fmean(found):5.2f} / {p90:5.2f}")
+                found = spread_over(regrets(replays, strategy, trials, options.seeds))
+                cells.append(f"{found.mean:5.2f} / {found.p90:5.2f}")
             print(f"  {strategy:10}", "   ".join(cells), flush=True)
 
 

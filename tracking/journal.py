@@ -44,6 +44,11 @@ class JournalState(Noun):
     next_number: int = 0
     compared: tuple[Compared, ...] = ()
 
+    @property
+    def searched(self) -> list[TrialRecord]:
+        """The finished trials of the search, without those that verify."""
+        return [record for record in self.finished if record.purpose != "verify"]
+
 
 def fold(events: Iterable[Event]) -> JournalState:
     """What a journal says. InputError where it does not begin with `SweepStarted` (it is empty: nothing to resume)."""

@@ -7,7 +7,7 @@ taken as quiet^2 + (host * x)^2. Seen on one H200 (`benchmarks/tables/h200_qwen3
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, median, variance
 from typing import NamedTuple
 
@@ -30,12 +30,28 @@ class Noise(NamedTuple):
         return self.pooled if idle is None else math.hypot(self.quiet, self.host * idle)
 
 
+class Pooled(NamedTuple):
+    """The variance that several groups share, and its degrees of freedom."""
+
+    variance: float
+    degrees: int
+
+
 class _Group(NamedTuple):
     """Repeats of one configuration: degrees of freedom, variance of their logs, squared idle share."""
 
     degrees: int
     variance: float
     idle: float
+
+
+def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:
+    """Of the values of each group about the mean of their own; None where no group has two."""
+    repeated = [group for group in groups if len(group) > 1]
+    degrees = sum(len(group) - 1 for group in repeated)
+    if not degrees:
+        return None
+    return Pooled(sum((len(group) - 1) * variance(group) for group in repeated) / degrees, degrees)
 
 
 def idle_share(parts: Sequence[MeasuredPart]) -> float | None:
@@ -53,27 +69,21 @@ def fitted(repeats: Sequence[Sequence[MeasuredPart]]) -> Noise | None:
     goes half of the way: whole steps may jump to and fro between two bounds, at one of which nothing scatters (in 2% of
     made-up tables like the first one).
     """
-    repeated = [parts for parts in repeats if len(parts) > 1]
-    if not repeated:
+    everything = pooled(_logs(parts) for parts in repeats)
+    if everything is None:
         return None
-    pooled = _pooled([_group(parts, 0.0) for parts in repeated])
-    known = [(parts, idle) for parts in repeated if (idle := idle_share(parts)) is not None]
-    groups = [_group(parts, idle) for parts, idle in known]
-    quiet, host = _pooled(groups) if groups else pooled, 0.0
+    known = [(parts, idle) for parts in repeats if len(parts) > 1 and (idle := idle_share(parts)) is not None]
+    quiet, host = (pooled(_logs(parts) for parts, _ in known) or everything).variance, 0.0
+    groups = [_Group(len(parts) - 1, variance(_logs(parts)), idle**2) for parts, idle in known]
     if len({round(g.idle, 6) for g in groups}) > 1:
         for _ in range(ROUNDS):
             aim = _reweighted(groups, quiet, host)
             quiet, host = (quiet + aim[0]) / 2, (host + aim[1]) / 2
-    return Noise(math.sqrt(quiet), math.sqrt(host), math.sqrt(pooled))
+    return Noise(math.sqrt(quiet), math.sqrt(host), math.sqrt(everything.variance))
 
 
-def _group(parts: Sequence[MeasuredPart], idle: float) -> _Group:
-    logs = [math.log(median(part.step_times_s)) for part in parts]
-    return _Group(len(logs) - 1, variance(logs), idle**2)
-
-
-def _pooled(groups: Sequence[_Group]) -> float:
-    return sum(g.degrees * g.variance for g in groups) / sum(g.degrees for g in groups)
+def _logs(parts: Sequence[MeasuredPart]) -> list[float]:
+    return [math.log(median(part.step_times_s)) for part in parts]
 
 
 def _reweighted(groups: Sequence[_Group], quiet: float, host: float) -> tuple[float, float]:

@@ -38,26 +38,26 @@ class Replay:
 
     def __init__(self, table: RecordedTable) -> None:
         self.table = table
-        self._parts = {name: found for name in table.by_id if (found := list(table.measured_of(name)))}
-        self._logs = {name: [_log_median(part) for part in found] for name, found in self._parts.items()}
-        noise = fitted(list(self._parts.values()))
+        parts = {name: found for name in table.by_id if (found := list(table.measured_of(name)))}
+        self._logs = {name: [_log_median(part) for part in found] for name, found in parts.items()}
+        noise = fitted(list(parts.values()))
         if noise is None:
             fault = Fault("no configuration was measured twice: the noise is unknown", table.where)
             raise InputError([fault], "record A/A repeats of the baseline")
         self.noise = noise
-        repeated = [logs for logs in self._logs.values() if len(logs) > 1]
-        degrees = sum(len(logs) - 1 for logs in repeated)
-        self.spread = math.sqrt(sum((len(logs) - 1) * variance(logs) for logs in repeated) / degrees)
+        self.spread = noise.pooled
+        self._spreads = {name: noise.spread(idle_share(found)) for name, found in parts.items()}
+        within = {name: fmean(map(_median_variance, found)) for name, found in parts.items()}
+        self._between = {name: math.sqrt(max(self._spreads[name] ** 2 - within[name], 0.0)) for name in within}
         self.values = self._adjusted()
 
     def spread_of(self, name: str) -> float:
         """From trial to trial of the configuration with this id."""
-        return self.noise.spread(idle_share(self._parts[name]))
+        return self._spreads[name]
 
     def spread_between(self, name: str) -> float:
         """Without what the scatter of its trials' steps explains."""
-        within = fmean(_median_variance(part) for part in self._parts[name])
-        return math.sqrt(max(self.spread_of(name) ** 2 - within, 0.0))
+        return self._between[name]
 
     def _adjusted(self) -> dict[str, float]:
         """The best of many noisy numbers looks better than it is. So each mean of logs is drawn towards the mean of all

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -21,17 +20,12 @@ from tuner.sweep_yaml import parse
 START_LOCK = "start.lock"
 
 
-def home_of(sweep: LoadedSweep) -> Path:
-    """The folder that holds the runs of a sweep."""
-    return sweep.spec.tracking.folder / sweep.spec.name
-
-
 def refuse_second(sweep: LoadedSweep, beside: bool) -> None:
     """ResourceMissing (exit 4) where a driver of this sweep is running, unless `beside`: two on one cluster spoil both.
 
     Only a living process counts: one that was killed, or whose machine went down, holds no lock.
     """
-    running = [] if beside else [words for run in runs_of(home_of(sweep)) if (words := _driven(run))]
+    running = [] if beside else [words for run in runs_of(sweep.home) if (words := _driven(run))]
     if running:
         raise ResourceMissing(
             f"this sweep is running already: {'; '.join(running)}",
@@ -43,7 +37,7 @@ def refuse_second(sweep: LoadedSweep, beside: bool) -> None:
 def begun(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFolder, Journal]:
     """A new run. Raises as `refuse_second` does, and ResourceMissing where the folder cannot be written."""
     with _only_driver(sweep, beside):
-        folder = next_run(home_of(sweep))
+        folder = next_run(sweep.home)
         journal = Journal.create(folder.journal)
         stack.callback(journal.close)
     try:
@@ -56,9 +50,9 @@ def begun(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFolder
 def resumed(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFolder, Journal]:
     """The latest run. Raises as `refuse_second` does, and InputError where there is none or the file means another
     sweep, before anything is asked of workers."""
-    chosen_run(home_of(sweep), None)  # where there is none no folder is made
+    chosen_run(sweep.home, None)  # where there is none no folder is made
     with _only_driver(sweep, beside):
-        folder = chosen_run(home_of(sweep), None)
+        folder = chosen_run(sweep.home, None)
         journal = Journal.open(folder.journal)
         stack.callback(journal.close)
         # Of an earlier driver: before this one is seen to run, so that a stop which is meant for it is kept.
@@ -77,14 +71,13 @@ def nothing_left(events: Sequence[Event], sweep: LoadedSweep) -> str:
     if not events:
         return ""
     state, spec = fold(events), sweep.spec
-    searched = [record for record in state.finished if record.purpose != "verify"]
-    measured = any(score(record.outcome, spec.objective) is not None for record in searched)
+    measured = any(score(record.outcome, spec.objective) is not None for record in state.searched)
     judged = _judged_under(events)
     if state.in_flight or (measured and judged is None):
         return ""
-    if reason := spent(spec.budget, spec.cluster, state.finished, 0, searched_s(searched, spec.cluster)):
+    if reason := spent(spec.budget, spec.cluster, state.finished, 0, searched_s(state.finished, spec.cluster)):
         return f"{reason}; with a larger one --resume goes on"
-    if state.screened and len({record.candidate.id for record in searched}) >= state.screened.accepted:
+    if state.screened and len({record.candidate.id for record in state.searched}) >= state.screened.accepted:
         return "every legal candidate was tried"
     return (
         "its budget is used up; with a larger one --resume goes on"
@@ -130,7 +123,7 @@ def _same_sweep(state: JournalState, sweep: LoadedSweep, folder: RunFolder) -> N
 @contextmanager
 def _only_driver(sweep: LoadedSweep, beside: bool) -> Iterator[None]:
     """While a driver takes its journal no other one of this sweep does, and (unless `beside`) none is running."""
-    with turn(home_of(sweep) / START_LOCK):
+    with turn(sweep.home / START_LOCK):
         refuse_second(sweep, beside)
         yield
 

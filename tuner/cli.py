@@ -110,9 +110,9 @@ def _report(options: argparse.Namespace, console: Console) -> BaseModel | None:
     from tuner.run_folder import chosen_run
     from tuner.sweep import load_sweep
 
-    spec = load_sweep(options.sweep).spec
-    folder = chosen_run(spec.tracking.folder / spec.name, options.run)
-    return report(folder.path, options.output, spec.tracking.mlflow_uri, console)
+    sweep = load_sweep(options.sweep)
+    folder = chosen_run(sweep.home, options.run)
+    return report(folder.path, options.output, sweep.spec.tracking.mlflow_uri, console)
 
 
 def _plan(options: argparse.Namespace, console: Console) -> BaseModel | None:
@@ -185,8 +185,7 @@ def _stop(options: argparse.Namespace, console: Console) -> BaseModel | None:
     from tuner.commands.status import stop, to_resume
     from tuner.sweep import load_sweep
 
-    spec = load_sweep(options.sweep).spec
-    found = stop(spec.tracking.folder / spec.name, options.wait)
+    found = stop(load_sweep(options.sweep).home, options.wait)
     left = f"; {words}" if (words := to_resume(found)) else ""
     console.print(f"{found.sweep}/{found.run}: {found.state}, {found.finished} finished trials kept{left}")
     return found

@@ -8,11 +8,12 @@ a round has in common; the log makes "x% faster" and "x% slower" the same distan
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import fmean, stdev, variance
+from statistics import fmean, stdev
 from typing import Literal
 
 from search_spaces.shapes import Routing
 from tracking.record import Compared
+from train_worker.noise import pooled
 
 Side = Literal["default", "finalist"]
 
@@ -56,7 +57,7 @@ def compare(
     """
     logs = [math.log(a / b) for a, b in pairs if math.isfinite(a) and math.isfinite(b) and min(a, b) > 0]
     centre = fmean(logs) if logs else 0.0
-    half = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
+    half = told_apart(len(logs)) * stdev(logs) if len(logs) > 1 else 0.0
     low, high = math.exp(centre - half), math.exp(centre + half)
     verdict: Literal["faster", "slower", "tie", "same", "unverified"]
     if finalist_id == default_id:
@@ -87,12 +88,9 @@ def noise_floor(groups: Iterable[Sequence[float]]) -> float | None:
     trials says nothing. None where no candidate was measured twice.
     """
     logs = [[math.log(value) for value in group if math.isfinite(value) and value > 0] for group in groups]
-    degrees = sum(len(group) - 1 for group in logs if len(group) > 1)
-    if not degrees:
-        return None
-    squares = sum((len(group) - 1) * variance(group) for group in logs if len(group) > 1)
+    found = pooled(logs)
     # The difference of two draws has sqrt(2) times the spread of one.
-    return math.expm1(t_quantile(degrees) * math.sqrt(2 * squares / degrees))
+    return math.expm1(t_quantile(found.degrees) * math.sqrt(2 * found.variance)) if found else None
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:

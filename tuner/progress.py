@@ -14,6 +14,7 @@ from rich.text import Text
 from tracking.reason import failure_line
 from tracking.record import Compared, Event, Proposed, Screened, SweepStarted, TrialRecord
 from train_worker.outcome import Measured, Outcome
+from tuner.budget import searched_s
 from tuner.objective import Objective, score
 from tuner.report import seconds, shortened
 from tuner.sweep import LoadedSweep
@@ -86,8 +87,7 @@ class Progress:
         records = list(records)
         for record in records:
             self._count(record)
-        searched = sum(record.wall_s for record in records if record.purpose != "verify")
-        self.earlier_s = searched / self.sweep.spec.cluster.slots  # as the session counts it
+        self.earlier_s = searched_s(records, self.sweep.spec.cluster)
         self.running = {proposed.trial_id: (proposed, self.clock()) for proposed in in_flight}
 
     def _finished(self, record: TrialRecord) -> None:

@@ -113,9 +113,9 @@ def compete(replay: Replay, name: str, strategies: Mapping[str, Strategy], trial
     """Play strategy `name` with seeds 0 .. `seeds` - 1. Raises InputError for a table that cannot be searched."""
     legal = table_space(replay.table)
     most = min(trials, legal.count)
-    games = [_played(Game(replay, legal, trials, seed), strategies[name]) for seed in range(seeds)]
+    games = [played(Game(replay, legal, trials, seed), strategies[name]) for seed in range(seeds)]
     reached = [float(most + 1 if game.near_after is None else game.near_after) for game in games]
-    spread = _spread(reached)
+    spread = spread_over(reached)
     best = min(replay.values, key=replay.values.__getitem__)
     default_s = replay.values.get(replay.table.baseline.id, float("inf"))
     return ReplayResult(
@@ -129,7 +129,7 @@ def compete(replay: Replay, name: str, strategies: Mapping[str, Strategy], trial
         best_step_time_s=replay.best_s,
         default_step_time_s=default_s,
         default_regret_percent=100 * (default_s / replay.best_s - 1),
-        regret_percent=_spread([game.regret_percent for game in games]),
+        regret_percent=spread_over([game.regret_percent for game in games]),
         seconds_spent=fmean(game.seconds_spent for game in games),
         seconds_wasted=fmean(game.seconds_wasted for game in games),
         trials_to_within_2_percent=Reached(
@@ -138,13 +138,15 @@ def compete(replay: Replay, name: str, strategies: Mapping[str, Strategy], trial
     )
 
 
-def _played(game: Game, strategy: Strategy) -> Game:
+def played(game: Game, strategy: Strategy) -> Game:
+    """The game after the strategy has used up its trials, or ended before."""
     with suppress(BudgetSpent):
         strategy(game)
     return game
 
 
-def _spread(values: list[float]) -> Spread:
+def spread_over(values: list[float]) -> Spread:
+    """Mean and 90th percentile of what each search came to."""
     ordered = sorted(values)
     rank = -(-9 * len(ordered) // 10)  # the nearest rank, from 1
     numbers = (fmean(ordered), ordered[rank - 1])

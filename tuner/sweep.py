@@ -33,6 +33,11 @@ class LoadedSweep:
     space: SearchSpace
     digest: str
 
+    @property
+    def home(self) -> Path:
+        """The folder that holds its runs."""
+        return self.spec.tracking.folder / self.spec.name
+
 
 def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> str:
     """12 hex digits of what makes trials comparable: all but name, budget, search, tracking and launch.

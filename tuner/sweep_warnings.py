@@ -1,29 +1,20 @@
 """What is odd about a sweep that can be run all the same: said by `plan`, and by `run` before anything starts."""
 
 from search_spaces.rules.versions import version_faults
-from search_spaces.shapes import TrainingShape
+from search_spaces.shapes import StackVersions, TrainingShape
 from tuner.compare import USEFUL_ROUNDS, told_apart
-from tuner.cpu_memory import shortage_of
-from tuner.sweep import LoadedSweep
+from tuner.cpu_memory import Shortage
 from tuner.sweep_spec import SweepSpec
 
 
-def warnings_of(sweep: LoadedSweep) -> tuple[str, ...]:
-    """All of them, one text each; empty where nothing is odd."""
-    short = shortage_of(sweep, sweep.spec.launch.address)
-    found = (*stack_warnings(sweep.spec), *file_warnings(sweep.spec), str(short or ""))
+def warnings_of(spec: SweepSpec, stack: StackVersions | None, short: Shortage | None) -> tuple[str, ...]:
+    """All of them, one text each; empty where nothing is odd.
+
+    `stack`: the versions that the rules judge by; the nearest older rule set judges releases newer than it knows.
+    """
+    releases = version_faults(stack.model_dump())[1] if stack else ()
+    found = (*releases, rounds_warning(spec.verify.rounds), rate_warning(spec.training), str(short or ""))
     return tuple(words for words in found if words)
-
-
-def file_warnings(spec: SweepSpec) -> tuple[str, ...]:
-    """What the file alone shows."""
-    found = (rounds_warning(spec.verify.rounds), rate_warning(spec.training))
-    return tuple(words for words in found if words)
-
-
-def stack_warnings(spec: SweepSpec) -> tuple[str, ...]:
-    """Releases of the named stack that are newer than the rules know: the nearest older rule set judges them."""
-    return tuple(version_faults(spec.stack.model_dump())[1]) if spec.stack else ()
 
 
 def rounds_warning(rounds: int) -> str:

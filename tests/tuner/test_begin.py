@@ -24,7 +24,7 @@ from tracking.lock import turn
 from tracking.record import Compared, Event, Screened, SweepStarted
 from train_worker.outcome import Crashed
 from train_worker.rank_report import InterruptedGang
-from tuner.begin import START_LOCK, begun, home_of, nothing_left, resumed
+from tuner.begin import START_LOCK, begun, nothing_left, resumed
 from tuner.commands import run as run_command
 from tuner.commands.run import RunOptions, run
 from tuner.commands.status import stop
@@ -70,7 +70,7 @@ def verdict() -> Compared:
 
 
 def written(sweep: LoadedSweep, events: list[Event], run_name: str = "001") -> Path:
-    path = home_of(sweep) / run_name / "journal.jsonl"
+    path = sweep.home / run_name / "journal.jsonl"
     with Journal.create(path) as journal:
         for event in events:
             journal.put(event)
@@ -92,7 +92,7 @@ def test_a_second_driver_is_refused_with_who_runs_and_how_far(sweep: LoadedSweep
     assert caught.value.exit_code == 4
     for words in (f"moetune status {sweep.path}", f"moetune stop {sweep.path}", "--beside"):
         assert words in caught.value.next_step
-    assert [each.name for each in home_of(sweep).iterdir() if each.is_dir()] == ["001"]
+    assert [each.name for each in sweep.home.iterdir() if each.is_dir()] == ["001"]
 
 
 def test_another_one_starts_beside_it_where_that_is_asked(sweep: LoadedSweep) -> None:
@@ -111,7 +111,7 @@ def test_stop_means_the_run_that_runs_although_a_later_one_is_over(sweep: Loaded
     written(sweep, searched(sweep, 2), "002")
     with Journal.open(path) as journal:
         threading.Timer(0.1, journal.close).start()
-        assert stop(home_of(sweep), 60).run == "001"
+        assert stop(sweep.home, 60).run == "001"
     assert (path.parent / "stop-requested").exists()
 
 
@@ -190,10 +190,10 @@ def test_of_two_that_start_at_once_one_starts(sweep: LoadedSweep) -> None:
                 refused.append(error.what)
 
     other = threading.Thread(target=second)
-    with turn(home_of(sweep) / START_LOCK):
+    with turn(sweep.home / START_LOCK):
         other.start()
         other.join(0.3)  # time enough to go wrong in
-        first = Journal.create(home_of(sweep) / "001" / "journal.jsonl")
+        first = Journal.create(sweep.home / "001" / "journal.jsonl")
     other.join()
     first.close()
     assert len(refused) == 1
@@ -203,7 +203,7 @@ def test_of_two_that_start_at_once_one_starts(sweep: LoadedSweep) -> None:
 def test_resuming_where_nothing_was_begun_leaves_no_folder(sweep: LoadedSweep) -> None:
     with pytest.raises(InputError, match="no run of this sweep here"):
         told(sweep, resume=True)
-    assert not home_of(sweep).exists()
+    assert not sweep.home.exists()
 
 
 def test_a_finished_run_says_so_from_its_journal_alone(sweep: LoadedSweep) -> None:

@@ -119,9 +119,10 @@ def with_profile(measured: Measured, trainer: Trainer, host: HostSettings, keepe
     try:
         memory = _device_memory(measured, device)
         step_s = median(sample.step_time_s for sample in measured.steps)  # of the slowest rank: equal on all
-        whole = trainer.batches(len(measured.warmup) + len(measured.steps))
+        step = len(measured.warmup) + len(measured.steps)
+        whole = trainer.batches(step)
         part = [each[: _fewer(trainer.job, len(each), step_s)] for each in whole]
-        profiler, marks = _stepped(trainer, host, part, len(measured.warmup) + len(measured.steps))
+        profiler, marks = _stepped(trainer, host, part, step)
         together = True
         profiled = _read(profiler, marks, len(whole[0]) / len(part[0]))
         kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"

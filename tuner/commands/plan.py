@@ -17,6 +17,7 @@ from search_spaces.memory.fits import RULE, Fit, MemoryJudge
 from search_spaces.rules import case_of
 from search_spaces.screen import Refusal, screen, verdict
 from search_spaces.shapes import Noun
+from tuner.cpu_memory import shortage_of
 from tuner.sweep import LoadedSweep
 from tuner.sweep_warnings import warnings_of
 
@@ -84,7 +85,7 @@ def plan(loaded: LoadedSweep) -> PlanResult:
         first=tuple(islice((each for each in scanned if judge.state(each) != "refused"), FIRST_SHOWN)),
         memory=_memory(screening, judge, default),
         trials=trials,
-        warnings=warnings_of(loaded),
+        warnings=warnings_of(spec, spec.stack, shortage_of(loaded, spec.launch.address)),
         worker_hours_at_most=min(trials * hours, spec.budget.worker_hours or math.inf),
         verify_hours_at_most=2 * spec.verify.rounds * hours,
     )

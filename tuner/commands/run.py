@@ -29,7 +29,7 @@ from tuner.progress import Progress
 from tuner.run_folder import RunFolder
 from tuner.session import SweepSession, now
 from tuner.sweep import LoadedSweep
-from tuner.sweep_warnings import file_warnings
+from tuner.sweep_warnings import warnings_of
 from tuner.verify import verify
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
         progress = stack.enter_context(Progress(sweep, console, view.status))
         session = _session(sweep, journal, screening, [progress.on_event])
         progress.replay(session.records)
-        for words in (*_warnings(sweep, short, software), f"the rules judge by {_words(software)}"):
+        for words in (*warnings_of(sweep.spec, software, short), f"the rules judge by {_words(software)}"):
             progress.say(words)
         _started(session, sweep, folder, resumed=bool(journal.events))
         session.emit(screened)
@@ -117,12 +117,6 @@ def _words(software: StackVersions) -> str:
     missing = [name for name in ("transformer_engine", "deep_ep", "hybrid_ep") if not named[name]]
     without = f"; without {', '.join(missing)}" if missing else ""
     return f"megatron_core {software.megatron_core}, {', '.join(there)}{without}"
-
-
-def _warnings(sweep: LoadedSweep, short: Shortage | None, software: StackVersions) -> list[str]:
-    """What is odd and no reason to refuse."""
-    found = [*version_faults(software.model_dump())[1], *file_warnings(sweep.spec), str(short or "")]
-    return [words for words in found if words]
 
 
 def _shortage(sweep: LoadedSweep, options: RunOptions) -> Shortage | None:
@@ -279,8 +273,7 @@ def _done_before(why: str, sweep: LoadedSweep, folder: RunFolder, journal: Journ
 def _answer(sweep: LoadedSweep, folder: RunFolder, stop_reason: str) -> RunResult:
     """Raises NothingAcceptable (exit 3) where nothing was measured."""
     state = folder.state()
-    searched = [record.outcome for record in state.finished if record.purpose != "verify"]
-    if all(score(outcome, sweep.spec.objective) is None for outcome in searched):
+    if all(score(record.outcome, sweep.spec.objective) is None for record in state.searched):
         kinds = sorted({record.outcome.kind for record in state.finished})
         raise NothingAcceptable(
             f"no trial gave a measurement ({', '.join(kinds)}); all are recorded in {folder.path}",
