@@ -5,15 +5,17 @@
     python -m benchmarks.two_gpus ROWS.jsonl --shape qwen3 [--seconds 900] [--list] [--summary]
 
 Rows are those of `h200_table.py`. On two GPUs of one host NVLink carries what is exchanged; CUDA's own default is 8
-hardware queues (CUDA_DEVICE_MAX_CONNECTIONS).
+hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). flex with ncclep is in the grids where `ncclep_patch.py` was applied.
 """
 
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.contrasts import Contrast
+from benchmarks.ncclep_patch import LABEL
 from benchmarks.table_run import Choices, Grid, command, listed, run, summary
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.presets import load_model
@@ -52,7 +54,7 @@ def blocks(main: Choices) -> tuple[Choices, ...]:
         main,
         main | EAGER | {QUEUES: ("1", "32")},
         main | NONE | APART | {DISPATCHER: ("allgather",)},
-        main | NONE | {DISPATCHER: ("flex",)},
+        main | NONE | {DISPATCHER: ("flex",), DELAY: (False,), "cuda_graph_impl": ("none",)},
         main | NONE | APART | {EP: (1,), "cuda_graph_impl": ("none",)},
     )
 
@@ -87,11 +89,14 @@ def predictor(model: ModelShape) -> Callable[[Candidate], float]:
     return lambda _: FIXED_S + step_s * (TRAINING.warmup_steps + TRAINING.measured_steps)
 
 
+WAIVED = frozenset({"DSP-15"}) if version("megatron-core").endswith(LABEL) else frozenset[str]()
 GRIDS = {
-    "qwen3": Grid("qwen3", QWEN3, GPUS, TRAINING, blocks(ALL), BASELINE, 12, predictor(QWEN3), CONTRASTS),
+    "qwen3": Grid(
+        "qwen3", QWEN3, GPUS, TRAINING, blocks(ALL), BASELINE, 12, predictor(QWEN3), CONTRASTS, waived=WAIVED
+    ),
     "moonlight": Grid(
         "moonlight", MOONLIGHT, GPUS, TRAINING, (*LATENT, ALL | MLA | APART), BASELINE, 12, predictor(MOONLIGHT),
-        CONTRASTS,
+        CONTRASTS, waived=WAIVED,
     ),
 }  # fmt: skip
 TOY: Choices = {

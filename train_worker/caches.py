@@ -15,8 +15,19 @@ from train_worker.environment import driver_version
 from train_worker.gpu_memory import device_names
 
 FOLDER = "MOETUNE_CACHE"  # the user's word for where; default $XDG_CACHE_HOME/moetune or ~/.cache/moetune
-PACKAGES = ("torch", "triton", "megatron-core", "transformer-engine", "nvidia-cudnn-cu13", "nvidia-cublas")
-VARIABLES = {"CUDA_CACHE_PATH": "cuda", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+PACKAGES = (
+    "torch",
+    "triton",
+    "megatron-core",
+    "transformer-engine",
+    "nvidia-cudnn-cu13",
+    "nvidia-cublas",
+    "nvidia-nccl-cu13",
+)
+VARIABLES = {
+    "CUDA_CACHE_PATH": "cuda", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "NCCL_EP_JIT_CACHE_DIR": "nccl_ep",
+}  # fmt: skip
 
 
 def cache_environment(root: Path | None = None) -> dict[str, str]:

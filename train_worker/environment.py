@@ -1,5 +1,6 @@
 """The stack and hardware as seen on this worker. No host name, no user name."""
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -84,7 +85,7 @@ def _accelerator() -> tuple[str | None, str | None, dict[str, Any]]:
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+    nccl = loaded_nccl() or ".".join(str(part) for part in torch.cuda.nccl.version())
     facts = {
         "device_name": properties.name,
         "gpu_arch": gpu_arch(properties.name, properties.major, properties.minor),
@@ -92,6 +93,21 @@ def _accelerator() -> tuple[str | None, str | None, dict[str, Any]]:
         "compute_capability": f"{properties.major}.{properties.minor}",
     }
     return nccl, torch.version.cuda, facts
+
+
+def loaded_nccl(library: str = "libnccl.so.2") -> str | None:
+    """The version of the NCCL that this process uses, such as "2.30.7"; None where no such library is loaded.
+
+    torch.cuda.nccl.version() names the one that torch was compiled with. NCCL packs from 2.9 on as 10000 x major +
+    100 x minor + patch (nccl.h.in).
+    """
+    packed = ctypes.c_int()
+    try:
+        if ctypes.CDLL(library).ncclGetVersion(ctypes.byref(packed)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return f"{packed.value // 10_000}.{packed.value // 100 % 100}.{packed.value % 100}"
 
 
 def gpu_arch(name: str, major: int, minor: int) -> str:

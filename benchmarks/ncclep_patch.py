@@ -1,0 +1,66 @@
+"""A copy of Megatron-Core that can start ncclep on Transformer Engine 2.19 and newer: one argument more.
+
+    python -m benchmarks.ncclep_patch FOLDER
+    PYTHONPATH=FOLDER:... LD_PRELOAD=.../nvidia/nccl/lib/libnccl.so.2 NCCL_HOME=.../nvidia/nccl benchmarks/two_gpus.sh
+
+Megatron-Core 0.19.2 does not say `num_topk`, which Transformer Engine requires from 2.19 on; 2.17 and 2.18, which do
+not, compile NCCL EP's kernels at run time from sources that their wheels leave out. So no released pair starts ncclep.
+The copy calls itself 0.19.2+ncclep, in its metadata and so in every row. torch 2.11 loads NCCL 2.28.9 from its own
+RPATH, which LD_LIBRARY_PATH does not override: a newer NCCL goes into its place, or is preloaded.
+"""
+
+import argparse
+import shutil
+from importlib.metadata import distribution
+from pathlib import Path
+
+LABEL = "ncclep"
+# file under megatron/core/transformer/moe -> (as it is, as it must be), each exactly once
+EDITS: dict[str, tuple[tuple[str, str], ...]] = {
+    "fused_a2a.py": (
+        ("    hidden_dim,\n    num_sms=0,\n    zero_copy=False,\n):",
+         "    hidden_dim,\n    num_sms=0,\n    zero_copy=False,\n    num_topk=0,\n):"),
+        ("        zero_copy=zero_copy,\n    )\n\n\ndef nccl_ep_finalize",
+         "        zero_copy=zero_copy,\n        num_topk=num_topk,\n    )\n\n\ndef nccl_ep_finalize"),
+    ),
+    "token_dispatcher.py": (
+        ("            zero_copy=self.zero_copy,\n        )\n        if self.zero_copy and",
+         "            zero_copy=self.zero_copy,\n            num_topk=self.router_topk,\n"
+         "        )\n        if self.zero_copy and"),
+    ),
+}  # fmt: skip
+
+
+def patched(text: str, edits: tuple[tuple[str, str], ...]) -> str:
+    """Raises ValueError where the text is not Megatron-Core 0.19.2's."""
+    for before, after in edits:
+        if text.count(before) != 1:
+            raise ValueError(f"not as in Megatron-Core 0.19.2: {before.strip()!r} is there {text.count(before)} times")
+        text = text.replace(before, after)
+    return text
+
+
+def copy_to(folder: Path) -> str:
+    """Copy what is installed into `folder` and patch it; returns the copy's version."""
+    installed = distribution("megatron-core")
+    version = f"{installed.version}+{LABEL}"
+    root = Path(str(installed.locate_file("")))
+    shutil.copytree(root / "megatron", folder / "megatron", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, edits in EDITS.items():
+        path = folder / "megatron/core/transformer/moe" / name
+        path.write_text(patched(path.read_text(encoding="utf-8"), edits), encoding="utf-8")
+    info = folder / f"megatron_core-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: megatron-core\nVersion: {version}\n")
+    return version
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="goes first on PYTHONPATH")
+    options = parser.parse_args()
+    print(f"{options.folder}: megatron-core {copy_to(options.folder)}")
+
+
+if __name__ == "__main__":
+    main()
