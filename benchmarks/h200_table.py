@@ -101,7 +101,7 @@ CONTRASTS = (
     Contrast("allgather against alltoall", "moe_token_dispatcher_type", "allgather", "alltoall", same_loss=True),
     Contrast("CUTLASS against cuBLAS", CUTLASS, "1", None, same_loss=True),
     Contrast("grouped GEMM against one by one", "moe_grouped_gemm", True, False, same_loss=True),
-    Contrast("FP8 blockwise against bf16", "fp8", "hybrid", None),
+    Contrast("FP8 blockwise against bf16", "fp8", "hybrid", None, same_loss=True),
     Contrast("graphs of attention against none", "cuda_graph_impl", "transformer_engine", "none", same_loss=True),
     Contrast("graphs of routing too", "cuda_graph_modules", "attn+moe_router+moe_preprocess", "attn", same_loss=True),
     Contrast("full recompute against none", "recompute_granularity", "full", None, same_loss=True),

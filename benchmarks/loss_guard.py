@@ -10,6 +10,7 @@ name, updates of the rise, outcome, losses, commit.
 
 import argparse
 import json
+import math
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from benchmarks.table_run import SEED
 from search_spaces.candidate import Candidate, KnobValue
 from train_worker.gang import LocalGang
 from train_worker.job import TrialJob
+from tuner.objective import mean_difference
 
 RISES = (0, 8)
 BASE: dict[str, KnobValue] = {
@@ -76,7 +78,7 @@ def run(path: Path) -> None:
 
 
 def distances(rows: dict[tuple[str, int], dict[str, Any]]) -> Iterator[str]:
-    """How far each is from bf16 with the same rise, at the step where it is furthest."""
+    """How far each is from bf16 with the same rise: at the step where it is furthest, at the last, and on average."""
     for rise, name in product(RISES, TRIED):
         row, reference = rows.get((name, rise)), rows.get((REFERENCE, rise))
         if row is None or reference is None or name == REFERENCE:
@@ -88,6 +90,8 @@ def distances(rows: dict[tuple[str, int], dict[str, Any]]) -> Iterator[str]:
         apart = [float("inf") if mine is None else abs(mine - other) / other for mine, other in pairs]
         furthest = max(range(len(apart)), key=apart.__getitem__)
         how = f"{apart[furthest]:.2%} off at step {furthest}, last {apart[-1]:.2%}"
+        if math.isfinite(apart[furthest]):
+            how += f", on average {mean_difference(row['losses'], reference['losses']):+.2%}"
         yield f"rise {rise}, {name}: {row['outcome']}, {how}"
 
 

@@ -33,6 +33,7 @@ from tuner.objective import Guard
 
 Choices = Mapping[str, tuple[KnobValue, ...]]
 TRIAL_LIMIT_S = 120.0
+GUARD = Guard(low_precision_mean_loss_relative_tolerance=0.03)
 SEED = 1
 # As the H200 host has it: rules about versions and missing packages read it.
 STACK = StackVersions(
@@ -213,7 +214,7 @@ def listed(grid: Grid, planned: Sequence[Planned]) -> str:
 def summary(grid: Grid, path: Path) -> str:
     """What each contrast of the grid shows in the rows."""
     table = RecordedTable.read(path)
-    lines = [contrasts.said(table, grid.space, contrast, Guard()) for contrast in grid.contrasts]
+    lines = [contrasts.said(table, grid.space, contrast, GUARD) for contrast in grid.contrasts]
     failed = [f"row {row.order}: {row.outcome} {row.candidate.label(grid.baseline)}" for row in table.rows
               if row.measured is None]  # fmt: skip
     return "\n".join(

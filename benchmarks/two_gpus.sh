@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Expert parallelism between two GPUs of one host: runs both grids of two_gpus.py and says what each knob does.
+# Expert parallelism between two GPUs of one host: runs the grids of two_gpus.py and says what each knob does.
 #   benchmarks/two_gpus.sh [FOLDER]   rows go to FOLDER (default: benchmarks/tables) and append: run it again to go on
 #   benchmarks/two_gpus.sh --small    a toy model on two CPU ranks under gloo
 # Then a sweep over the same knobs by strategy `walls` (examples/two-h200.yaml), stopped once on purpose and resumed, and
@@ -46,11 +46,12 @@ fi
 folder=${1:-benchmarks/tables}
 mkdir -p "$folder"
 export NCCL_NVLS_ENABLE=0 # no NVLink multicast: where it is not set up, NCCL hangs at its first collective
-for shape in qwen3 moonlight; do
-    "$python" -m benchmarks.two_gpus "$folder/two_gpus_$shape.jsonl" --shape "$shape" \
+shapes="qwen3 moonlight qwen3-late moonlight-late"
+for shape in $shapes; do
+    "$python" -m benchmarks.two_gpus "$folder/two_gpus_${shape//-/_}.jsonl" --shape "$shape" \
         --seconds "${SECONDS_A_SHAPE:-900}"
 done
-for shape in qwen3 moonlight; do
-    "$python" -m benchmarks.two_gpus "$folder/two_gpus_$shape.jsonl" --shape "$shape" --summary
+for shape in $shapes; do
+    "$python" -m benchmarks.two_gpus "$folder/two_gpus_${shape//-/_}.jsonl" --shape "$shape" --summary
 done
 sweep "$root/examples/two-h200.yaml" "${SECONDS_TO_STOP:-240}" "$folder/two_gpus_sweep"

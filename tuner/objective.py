@@ -4,8 +4,8 @@ Pure: an `Outcome` goes in, a number or another `Outcome` comes out.
 """
 
 import math
-from collections.abc import Iterable
-from statistics import median
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -44,16 +44,18 @@ class Guard(Noun):
     None: that quantity is not compared. NaN and infinity are always refused.
     """
 
-    loss_relative_tolerance: float = Field(0.02, gt=0)
-    low_precision_loss_relative_tolerance: float | None = Field(
-        None, gt=0, description="where one of the two trains in FP8 or FP4 and so follows less closely; None: the same"
-    )
+    loss_relative_tolerance: float = Field(0.02, gt=0, description="of the loss of each step")
+    low_precision_mean_loss_relative_tolerance: float | None = Field(
+        None, gt=0,
+        description="where one of the two trains in FP8 or FP4: of the losses' differences averaged over the steps "
+        "that both have, whatever a single step's is; None: as any other",
+    )  # fmt: skip
     grad_norm_relative_tolerance: float | None = Field(None, gt=0)
 
-    def loss_tolerance(self, *compared: Measured | None) -> float:
-        """Of these trials with each other."""
+    def mean_tolerance(self, *compared: Measured | None) -> float | None:
+        """What holds for the mean where these trials are compared with each other; None: each step is judged."""
         low = any(each is not None and any(each.effective.get(name) for name in LOW_PRECISION) for each in compared)
-        return (low and self.low_precision_loss_relative_tolerance) or self.loss_relative_tolerance
+        return self.low_precision_mean_loss_relative_tolerance if low else None
 
 
 def score(outcome: Outcome, objective: Objective) -> float | None:
@@ -83,16 +85,28 @@ def judge(outcome: Outcome, reference: Measured | None, guard: Guard, at_least: 
         return Rejected(
             rule="too-few-steps", reason=f"compared with the baseline over {common} steps, of {at_least} needed"
         )
-    tolerance = guard.loss_tolerance(outcome, reference)
+    on_average = guard.mean_tolerance(outcome, reference)
     for step, sample in enumerate(mine):
         base = theirs[step] if step < len(theirs) else None
         for name, value, expected, allowed in (
-            ("loss", sample.loss, base.loss if base else None, tolerance),
+            ("loss", sample.loss, base.loss if base else None, None if on_average else guard.loss_relative_tolerance),
             ("grad norm", sample.grad_norm, base.grad_norm if base else None, guard.grad_norm_relative_tolerance),
         ):
             if fault := _fault(name, value, expected, allowed):
                 return Diverged(step=step, reason=fault, losses=finite_or_none(outcome.losses))
+    common = min(len(mine), len(theirs))
+    if on_average and common:
+        away = mean_difference([each.loss for each in mine], [each.loss for each in theirs])
+        if not abs(away) <= on_average:
+            reason = f"losses are on average {away:+.2%} away from the baseline's (allowed: {on_average:.2%})"
+            return Diverged(step=common - 1, reason=reason, losses=finite_or_none(outcome.losses))
     return outcome
+
+
+def mean_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """The losses' differences as shares of the reference's, averaged over the steps both have, with their signs."""
+    pairs = list(zip(losses, reference, strict=False))
+    return fmean((mine - theirs) / (abs(theirs) or math.nan) for mine, theirs in pairs)
 
 
 def _fault(name: str, value: float, expected: float | None, tolerance: float | None) -> str:

@@ -18,7 +18,7 @@ ADDED_LATER = (  # a part of the file, and a key of it that earlier ones did not
     ("training", "min_measured_steps"),
     ("training", "target_relative_error"),
     ("training", "learning_rate_warmup_steps"),
-    ("guard", "low_precision_loss_relative_tolerance"),
+    ("guard", "low_precision_mean_loss_relative_tolerance"),
 )
 
 

@@ -55,10 +55,15 @@ def _late_and_reduced(case: Case) -> str | None:
     return f"delay_wgrad_compute with {GRAD_REDUCE} needs transformer-engine {least}, not {_engine(case)}"
 
 
-def _late_in_graphs(case: Case) -> str | None:
+def late_and_captured(case: Case) -> bool:
+    """Whether weights whose gradients come late are inside captured modules."""
     captured, shared = case.parts(CAPTURED), case.model.moe_shared_expert_intermediate_size is not None
     inside = "attn" in captured or ("moe_router" in captured and shared and not case.on(SHARED_OVERLAP))
-    if not case.on(DELAY_WGRAD) or not inside:
+    return case.on(DELAY_WGRAD) and inside
+
+
+def _late_in_graphs(case: Case) -> str | None:
+    if not late_and_captured(case):
         return None
     if "megatron-bridge" not in case.launchers and not case.on(GRAD_REDUCE):
         return None  # Megatron-LM looks only then
@@ -66,7 +71,7 @@ def _late_in_graphs(case: Case) -> str | None:
         return f"delay_wgrad_compute with captured weights needs transformer-engine 2.12, not {_engine(case)}"
     if not _fused(case):
         return f"delay_wgrad_compute with captured weights but without {FUSED}"
-    biased = "attn" in captured and (case.on(BIAS) or case.model.add_qkv_bias or case.on("add_qkv_bias"))
+    biased = "attn" in case.parts(CAPTURED) and (case.on(BIAS) or case.model.add_qkv_bias or case.on("add_qkv_bias"))
     return "delay_wgrad_compute with captured attention that has biases" if biased else None
 
 

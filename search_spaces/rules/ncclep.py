@@ -56,6 +56,15 @@ def _ncclep_versions(case: Case) -> str | None:
     return None if works else f"ncclep does not start with transformer-engine {engine} and NCCL {nccl}"
 
 
+def _ncclep_sources(case: Case) -> str | None:
+    """The kernels of NCCL EP are compiled at the first dispatch, by nvcc."""
+    if case.stack is None or case.stack.transformer_engine is None or backend(case) != "ncclep":
+        return None
+    engine = case.stack.transformer_engine
+    wrong = not older(engine, "2.17") and older(engine, "2.19")
+    return f"the wheels of transformer-engine {engine} leave out the sources that ncclep compiles" if wrong else None
+
+
 _CONFIG, _SENDER = "core/transformer/transformer_config.py", "core/transformer/moe/token_dispatcher.py"
 RULES = (
     Rule(
@@ -85,5 +94,11 @@ RULES = (
     Rule(
         "DSP-15", BACKEND_KNOBS, _ncclep_versions, "core/transformer/moe/fused_a2a.py:650",
         "use transformer-engine 2.17 or 2.18 with NCCL 2.30.4 or newer", level="first step", since="0.19",
+    ),
+    Rule(
+        "DSP-15b", BACKEND_KNOBS, _ncclep_sources, "read in the wheels of 2.17.1 and 2.18.0: libtransformer_engine.so "
+        "names the folder of its own build, and NCCL_EP_HOME and NCCL_EP_JIT_SOURCE_DIR as its substitutes",
+        "build it from source, or export NCCL_EP_HOME (NVIDIA/nccl, contrib/nccl_ep, of the commit it was built with)",
+        level="runtime risk", since="0.19",
     ),
 )  # fmt: skip

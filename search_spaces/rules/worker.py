@@ -6,6 +6,7 @@ them again before it builds anything (`train_worker.megatron.trial`): a job need
 
 from search_spaces.rules.graph_clashes import GRAPHS, LAYERED, captured, implementation
 from search_spaces.rules.hybridep import GROUP, backend, group
+from search_spaces.rules.late_gradients import DELAY_WGRAD, late_and_captured
 from search_spaces.rules.rule import Case, Rule
 
 IMPL, TP_OVERLAP, ALONE = "cuda_graph_impl", "tp_comm_overlap", "moe_single_grouped_weight"
@@ -62,6 +63,12 @@ def _captured_pointers(case: Case) -> str | None:
     experts = impl == "full_iteration" or (impl in LAYERED and (not captured(case) or "moe" in captured(case)))
     wrong = experts and case.on(GROUPED) and case.env.get(CUTLASS, "0") != "0"
     return f"{CUTLASS} inside a CUDA graph: replays compute with the pointers of another call" if wrong else None
+
+
+def _late_in_graph(case: Case) -> str | None:
+    """Megatron-LM refuses it only where gradients are reduced as they come (OVL-16)."""
+    wrong = implementation(case) in LAYERED and late_and_captured(case) and not case.on(ACCUMULATE)
+    return f"{DELAY_WGRAD} with captured weights but without {ACCUMULATE}: the capture fails" if wrong else None
 
 
 def _user_buffers(case: Case) -> str | None:
@@ -228,5 +235,10 @@ RULES = (
         "seen on one H200 (transformer-engine 2.20.2): the same losses until the first replay, then NaN with whole "
         "iterations and with attn+moe, and losses 8 to 12% off with moe alone",
         f"leave {CUTLASS} out, or capture no experts", "first step",
+    ),
+    Rule(
+        "RUN-20", GRAPHS | {DELAY_WGRAD, SHARED_OVERLAP, ACCUMULATE}, _late_in_graph,
+        "seen on two H200s (transformer-engine 2.20.2) with attn: cudaErrorStreamCaptureInvalidated",
+        f"set {ACCUMULATE} to true, or capture other modules", "first step",
     ),
 )  # fmt: skip

@@ -54,20 +54,43 @@ def test_a_trial_that_follows_the_baseline_passes_unchanged() -> None:
     assert judge(outcome, measured([4.0, 3.0, 2.0]), Guard()) is outcome
 
 
-def test_low_precision_has_a_tolerance_of_its_own_whoever_trains_in_it() -> None:
-    apart, base = measured([4.0, 3.0, 2.08]), measured([4.0, 3.0, 2.0])
-    low, knobs = Guard(low_precision_loss_relative_tolerance=0.05), {"fp8": "hybrid", "fp8_recipe": "blockwise"}
-    in_fp8 = apart.model_copy(update={"effective": knobs})
-    in_bf16 = apart.model_copy(update={"effective": {"fp8": None, "fp8_recipe": "blockwise"}})
-    assert judge(in_fp8, base, low) is in_fp8
-    assert judge(apart, base.model_copy(update={"effective": {"fp4": "e2m1"}}), low) is apart
-    for outcome, guard in ((in_bf16, low), (apart, low), (in_fp8, Guard())):
+FP8 = {"fp8": "hybrid", "fp8_recipe": "blockwise"}
+ON_AVERAGE = Guard(low_precision_mean_loss_relative_tolerance=0.03)
+
+
+def in_fp8(losses: list[float]) -> Measured:
+    return measured(losses).model_copy(update={"effective": FP8})
+
+
+def test_low_precision_is_judged_on_average_whoever_trains_in_it() -> None:
+    apart, base = [4.2, 3.0, 1.9], measured([4.0, 3.0, 2.0])  # 5% above, then 5% below
+    assert judge(in_fp8(apart), base, ON_AVERAGE) == in_fp8(apart)
+    plain = measured(apart)
+    assert judge(plain, base.model_copy(update={"effective": {"fp4": "e2m1"}}), ON_AVERAGE) is plain
+    in_bf16 = plain.model_copy(update={"effective": {"fp8": None, "fp8_recipe": "blockwise"}})
+    for outcome, guard in ((in_bf16, ON_AVERAGE), (plain, ON_AVERAGE), (in_fp8(apart), Guard())):
         verdict = judge(outcome, base, guard)
         assert isinstance(verdict, Diverged)
-        assert "(allowed: 2.00%)" in verdict.reason
-    far = judge(measured([4.0, 3.0, 2.2]).model_copy(update={"effective": knobs}), base, low)
-    assert isinstance(far, Diverged)
-    assert "(allowed: 5.00%)" in far.reason
+        assert verdict.step == 0
+        assert verdict.reason.endswith("(allowed: 2.00%)")
+
+
+@pytest.mark.parametrize(("losses", "away"), [([4.2, 3.15, 2.1], "+5.00%"), ([3.8, 2.85, 1.9, 9.0], "-5.00%")])
+def test_low_precision_that_trains_to_other_losses_is_refused_in_either_direction(
+    losses: list[float], away: str
+) -> None:
+    verdict = judge(in_fp8(losses), measured([4.0, 3.0, 2.0]), ON_AVERAGE)
+    assert isinstance(verdict, Diverged)
+    assert verdict.step == 2
+    assert verdict.reason == f"losses are on average {away} away from the baseline's (allowed: 3.00%)"
+    assert verdict.losses == tuple(losses)
+
+
+def test_low_precision_must_be_finite_at_every_step_and_its_reference_no_zero() -> None:
+    endless = judge(in_fp8([4.0, math.inf, 2.0]), measured([4.0, 3.0, 2.0]), ON_AVERAGE)
+    assert isinstance(endless, Diverged)
+    assert endless.step == 1
+    assert isinstance(judge(in_fp8([0.0, 1.0]), measured([0.0, 1.0]), ON_AVERAGE), Diverged)
 
 
 def test_loss_away_from_the_baseline_names_step_and_numbers() -> None:

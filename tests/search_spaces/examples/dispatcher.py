@@ -64,6 +64,10 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, **NCCL, stack={"nccl": "2.30.4"}),
         case(H8, **NCCL, stack={"nccl": "2.30.4", "transformer_engine": "2.18.0"}),
     ),
+    "DSP-15b": (
+        case(H8, **NCCL, stack={"nccl": "2.30.4", "transformer_engine": "2.18.0"}),
+        case(H8, **HYBRID, stack={"nccl": "2.30.4", "transformer_engine": "2.18.0"}),
+    ),
     "DSP-16": (
         case(dispatcher="allgather", variable_seq_lengths=True), case(dispatcher="alltoall", variable_seq_lengths=True),
     ),
@@ -108,6 +112,7 @@ ORACLE: dict[str, Oracle] = {
     "DSP-13": real.flex_refusal,
     "DSP-14": real.flex_refusal,
     "DSP-15": Unrun("needs Transformer Engine's NCCL EP, which is compiled for GPUs"),
+    "DSP-15b": Unrun("as DSP-15"),
     "DSP-22c": real.latent_refusal,
     "DSP-23b": real.layer_refusal,
 }

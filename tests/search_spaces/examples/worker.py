@@ -26,6 +26,9 @@ PADS: dict[str, KnobValue] = {"moe_pad_expert_input_to_capacity": True}
 NCCLEP: dict[str, KnobValue] = {"ep": 8, "dispatcher": "flex", "backend": "ncclep"}
 OFFLOAD: dict[str, KnobValue] = {"optimizer_cpu_offload": True}
 QUERIES = MLA | {"q_lora_rank": 32}
+LATE: dict[str, KnobValue] = {
+    "ep": 8, "dispatcher": "alltoall", "overlap": True, "delay": True, "graphs": "transformer_engine",
+}  # fmt: skip
 COMPRESSED = QUERIES | {"kv_lora_rank": 32, "qk_pos_emb_head_dim": 8}
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
@@ -80,6 +83,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H1, **ITERATION, **PADS, moe_grouped_gemm=True, env=CUTLASS),
         case(H1, **ITERATION, **PADS, moe_grouped_gemm=True),
     ),
+    "RUN-20": (case(H8, **LATE, captured="attn"), case(H8, **LATE, captured="moe_router")),
 }
 
 ORACLE: dict[str, Oracle] = {"RUN-12": fused_projections, "RUN-12b": split_projections}
