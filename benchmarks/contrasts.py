@@ -13,6 +13,7 @@ from statistics import fmean, median
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.space import SearchSpace
 from train_worker.outcome import Diverged, Measured
+from train_worker.profile import StepProfile
 from train_worker.recorded_table import RecordedTable
 from tuner.compare import compare
 from tuner.objective import Guard, judge
@@ -78,15 +79,22 @@ def said(table: RecordedTable, space: SearchSpace, contrast: Contrast, guard: Gu
 
 def _communication(table: RecordedTable, found: list[tuple[str, str]]) -> str:
     """Milliseconds of a profiled step, by interval union, without the value and with it; means over the pairs."""
-    profiles = [tuple(_first(table, name).profile for name in pair) for pair in found]
+    profiles = [(_first(table, mine).profile, _first(table, other).profile) for mine, other in found]
     whole = [(mine, other) for mine, other in profiles if mine is not None and other is not None]
     if not whole:
         return "no pair was profiled"
-    exposed = [1e3 * fmean(pair[side].exposed_communication_s for pair in whole) for side in (1, 0)]
-    hidden = [1e3 * fmean(pair[side].hidden_communication_s for pair in whole) for side in (1, 0)]
-    return (
-        f"communication exposed {exposed[0]:.1f} -> {exposed[1]:.1f} ms, hidden {hidden[0]:.1f} -> {hidden[1]:.1f} ms"
-    )
+    told = [
+        f"{word} {_mean_ms(whole, 1, field):.1f} -> {_mean_ms(whole, 0, field):.1f} ms"
+        for word, field in (("exposed", "exposed_communication_s"), ("hidden", "hidden_communication_s"))
+    ]
+    if all(profile.waiting_s is not None for pair in whole for profile in pair):
+        waits = [_mean_ms(whole, side, "waiting_s") for side in (1, 0)]
+        told.insert(1, f"{waits[0]:.1f} -> {waits[1]:.1f} ms of it waiting for the other rank")
+    return f"communication {', '.join(told)}"
+
+
+def _mean_ms(whole: list[tuple[StepProfile, StepProfile]], side: int, field: str) -> float:
+    return 1e3 * fmean(getattr(pair[side], field) for pair in whole)
 
 
 def _losses(table: RecordedTable, found: list[tuple[str, str]], guard: Guard) -> str:

@@ -198,6 +198,8 @@ def _profile(outcome: Measured) -> dict[str, float]:
         return {}
     parts = ("gpu_busy_s", "exposed_communication_s", "hidden_communication_s", "exposed_host_s", "exposed_copy_s")
     found = {name: getattr(profile, name) for name in parts}
+    if profile.waiting_s is not None:
+        found["waiting_s"] = profile.waiting_s
     return found | {f"kernels.{name}_s": seconds for name, seconds in profile.categories_s.items()}
 
 

@@ -5,6 +5,7 @@ Sources of the texts: torch's allocator, NCCL's disguises of an out-of-memory (`
 """
 
 import errno
+import os
 import re
 import traceback
 from typing import Literal
@@ -98,3 +99,9 @@ def _words(error: BaseException) -> str:
 def _detail(error: BaseException) -> str:
     """The error and the end of its traceback; the end is what names the call."""
     return "".join(traceback.format_exception(error))[-DETAIL_CHARACTERS:]
+
+
+def without_home(text: str) -> str:
+    """The text with this user's home folder as "~": tracebacks are full of it, and it names the user."""
+    home = os.path.expanduser("~").rstrip("/")
+    return text.replace(f"{home}/", "~/") if home not in ("", "~") else text

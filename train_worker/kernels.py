@@ -21,7 +21,8 @@ Interval = tuple[float, float]
 class GpuEvent(NamedTuple):
     """One kernel or copy. `phase` is where it was launched: recompute runs in "backward", and so do gradient
     reductions that overlap it, others in "reduction"; what the forward and the schedule launch (delayed weight
-    gradients too) is "forward"; clearing the gradients before is the optimizer's."""
+    gradients too) is "forward"; clearing the gradients before is the optimizer's. `shortest_us`: of a collective, its
+    shortest run over the ranks, this one's included; None where that is not known."""
 
     name: str
     start_us: float
@@ -30,10 +31,17 @@ class GpuEvent(NamedTuple):
     kind: Kind = "kernel"
     phase: Phase = "unknown"
     size_bytes: int = 0  # of a copy; 0 where it was not said
+    shortest_us: float | None = None
 
     @property
     def interval(self) -> Interval:
         return self.start_us, self.start_us + self.duration_us
+
+    @property
+    def transfer(self) -> Interval:
+        """A collective's own part, at its end; before it the rank waited for the last of its peers."""
+        start, end = self.interval
+        return (start if self.shortest_us is None else max(start, end - self.shortest_us)), end
 
     @property
     def category(self) -> Category:

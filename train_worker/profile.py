@@ -111,6 +111,11 @@ class StepProfile(Noun):
     exposed_communication_s: float = Field(
         description="communication under which nothing is computed; with the wait for peers"
     )
+    waiting_s: float | None = Field(
+        None,
+        description="of exposed_communication_s, in which this rank waits for a peer to arrive and nothing is sent; "
+        "None: not known, since the ranks communicated differently",
+    )
     hidden_communication_s: float
     exposed_copy_s: float = Field(description="copies under which nothing is computed or communicated")
     exposed_host_s: float = Field(description="step time less gpu_busy_s: the GPU waits for the host")
@@ -140,13 +145,15 @@ def profile_of(
     once = [event for event in trace.events if event.phase in ONCE and trace.repeated != 1]
     often = [event for event in trace.events if event.phase not in ONCE or trace.repeated == 1]
     spent = _spent(once).and_often(_spent(often), trace.repeated)
-    busy_s = spent.seconds["gpu_busy_s"]
-    wall, why = judged(step_time_s, busy_s, spent.seconds["exposed_communication_s"], device, device_memory)
+    busy_s, exposed_s = spent.seconds["gpu_busy_s"], spent.seconds["exposed_communication_s"]
+    waiting_s = spent.seconds["waiting_s"] if _shared(trace.events) else None
+    wall, why = judged(step_time_s, busy_s, exposed_s, device, device_memory, waiting_s)
     return StepProfile(
         step_time_s=step_time_s,
         profiled_step_time_s=trace.step_time_us / 1e6,
         repeated=trace.repeated,
-        **spent.seconds,
+        **{name: seconds for name, seconds in spent.seconds.items() if name != "waiting_s"},
+        waiting_s=waiting_s,
         exposed_host_s=max(step_time_s - busy_s, 0.0),
         categories_s=spent.categories_s,
         kernel_count=round(spent.kernels),
@@ -187,11 +194,13 @@ def _spent(events: Iterable[GpuEvent]) -> _Spent:
     communication, copies = unions.get("communication", []), unions.get("memcpy", [])
     compute = union(span for name, spans in unions.items() if name not in ("communication", "memcpy") for span in spans)
     working = union([*compute, *communication])
+    transfers = union(event.transfer for event in groups.get("communication", ()))
     return _Spent(
         {
             "gpu_busy_s": length(union([*working, *copies])) / 1e6,
             "compute_s": length(compute) / 1e6,
             "exposed_communication_s": length(subtract(communication, compute)) / 1e6,
+            "waiting_s": length(subtract(communication, union([*compute, *transfers]))) / 1e6,
             "hidden_communication_s": length(intersect(communication, compute)) / 1e6,
             "exposed_copy_s": length(subtract(copies, working)) / 1e6,
         },
@@ -200,34 +209,48 @@ def _spent(events: Iterable[GpuEvent]) -> _Spent:
     )
 
 
+def _shared(events: Iterable[GpuEvent]) -> bool:
+    """Whether the runs of all collectives on the other ranks are known, and there is any."""
+    known = [event.shortest_us is not None for event in events if event.category == "communication"]
+    return bool(known) and all(known)
+
+
 def judged(
-    step_s: float, busy_s: float, exposed_s: float, device: Literal["cpu", "cuda"], memory: DeviceMemory | None
+    step_s: float,
+    busy_s: float,
+    exposed_s: float,
+    device: Literal["cpu", "cuda"],
+    memory: DeviceMemory | None,
+    waiting_s: float | None = None,
 ) -> tuple[Wall, str]:
     """The wall, and the numbers that decide. Memory comes first, as in the workflow: fit, then scale, then profile.
 
+    A GPU that waits for a peer sends nothing: a better dispatcher or overlap would not help it. It counts as idle.
     A CPU has no idle device to see: there it is communication or compute.
     """
-    idle = max(step_s - busy_s, 0.0) / step_s
-    exposed = exposed_s / step_s
-    if memory is not None:
-        share = memory.used_bytes / memory.total_bytes
-        if memory.retries:
-            return (
-                "memory",
-                f"the allocator ran out and retried {memory.retries} times; {share:.0%} of the card is in use",
-            )
-        if share > MEMORY_SHARE:
-            return "memory", f"{share:.0%} of the card is in use, more than {MEMORY_SHARE:.0%}"
-    neither = "neither is a wall"
-    shares = f"GPU idle {idle:.0%}, exposed communication {exposed:.0%} of a {step_s * 1e3:.4g} ms step"
-    if device == "cpu":
-        shares = f"exposed communication {exposed:.0%} of a {step_s * 1e3:.4g} ms step"
-        neither = "that is no wall"
-    elif idle > HOST_SHARE and idle > exposed:
-        return "host", f"{shares}: idle more than {HOST_SHARE:.0%} and more than communication"
+    if memory is not None and (full := _full(memory)):
+        return "memory", full
+    waiting = (waiting_s or 0.0) / step_s
+    idle, exposed = max(step_s - busy_s, 0.0) / step_s, exposed_s / step_s - waiting
+    told = f"exposed communication {exposed:.0%} of a {step_s * 1e3:.4g} ms step"
+    if waiting_s is not None:
+        told = f"waiting for other ranks {waiting:.0%}, {told}"
+    neither = "that is no wall"
+    if device == "cuda":
+        told, neither = f"GPU idle {idle:.0%}, {told}", "neither is a wall"
+        if idle + waiting > HOST_SHARE and idle + waiting > exposed:
+            return "host", f"{told}: idle more than {HOST_SHARE:.0%} and more than communication"
     if exposed > COMMUNICATION_SHARE:
-        return "communication", f"{shares}: communication more than {COMMUNICATION_SHARE:.0%}"
-    return "compute", f"{shares}: {neither}"
+        return "communication", f"{told}: communication more than {COMMUNICATION_SHARE:.0%}"
+    return "compute", f"{told}: {neither}"
+
+
+def _full(memory: DeviceMemory) -> str:
+    """Why memory is the wall; empty where it is not."""
+    share = memory.used_bytes / memory.total_bytes
+    if memory.retries:
+        return f"the allocator ran out and retried {memory.retries} times; {share:.0%} of the card is in use"
+    return f"{share:.0%} of the card is in use, more than {MEMORY_SHARE:.0%}" if share > MEMORY_SHARE else ""
 
 
 def top_kernels(events: Iterable[GpuEvent], repeated: float = 1.0, count: int = TOP) -> tuple[KernelTotal, ...]:

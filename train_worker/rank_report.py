@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from search_spaces.shapes import Noun
-from train_worker.failures import out_of_memory_in
+from train_worker.failures import out_of_memory_in, without_home
 from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
 
 KillReason = Literal["deadline", "memory", "peer", "stop"]
@@ -98,7 +98,13 @@ def combine(reports: list[RankReport], time_limit_s: float) -> Outcome:
         return _with_launch_time(reports[0])
     failed = [report for report in reports if not report.ok]
     root = min(failed, key=lambda report: (_collateral(report), _severity(explain(report, time_limit_s)), report.rank))
-    return explain(root, time_limit_s)
+    return _nameless(explain(root, time_limit_s))
+
+
+def _nameless(outcome: Outcome) -> Outcome:
+    """Outcomes go into journals, reports and MLflow: their words do not name the user."""
+    words = {name: without_home(text) for name in ("detail", "reason") if (text := getattr(outcome, name, None))}
+    return outcome.model_copy(update=words)
 
 
 def _collateral(report: RankReport) -> bool:

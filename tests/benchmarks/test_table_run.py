@@ -155,3 +155,6 @@ def test_the_small_form_of_two_gpus_runs_on_two_cpu_ranks() -> None:
     for name in ("allgather against alltoall", "EP 2 against EP 1", "full recompute against none"):
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{name}: ")]
         assert "losses agree within the guard" in line
+    waits = re.search(r"exposed (\S+) -> \S+ ms, (\S+) -> \S+ ms of it waiting for the other rank", done.stdout)
+    assert waits, done.stdout
+    assert 0 < float(waits[2]) < float(waits[1])

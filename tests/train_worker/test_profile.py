@@ -82,6 +82,43 @@ def test_the_wall_is_named_with_the_numbers_that_decide(
     assert found.suggested == SUGGESTED[wall]
 
 
+def shared(shortest_us: float, compute_us: float = 500.0) -> StepTrace:
+    """A GEMM, then 300 us in a collective that the last rank to come spent `shortest_us` in."""
+    made = trace((GEMM, 0, compute_us, 7), (NCCL, compute_us, compute_us + 300, 20))
+    return made._replace(events=(made.events[0], made.events[1]._replace(shortest_us=shortest_us)))
+
+
+@pytest.mark.parametrize(
+    ("shortest_us", "compute_us", "wall"),
+    [(250.0, 500.0, "communication"), (60.0, 500.0, "host"), (60.0, 690.0, "compute"), (300.0, 690.0, "communication")],
+)
+def test_a_wait_for_peers_is_no_communication_but_a_gpu_that_idles(
+    shortest_us: float, compute_us: float, wall: Wall
+) -> None:
+    found = profile_of(shared(shortest_us, compute_us), 1e-3, "cuda", device_memory=FITS)
+    assert found.exposed_communication_s == pytest.approx(300e-6)
+    assert found.waiting_s == pytest.approx(300e-6 - shortest_us * 1e-6)
+    assert found.wall == wall
+    assert f"waiting for other ranks {(300 - shortest_us) / 1000:.0%}" in found.why
+    assert f"exposed communication {shortest_us / 1000:.0%}" in found.why
+
+
+def test_a_wait_under_compute_is_hidden() -> None:
+    made = trace((NCCL, 0, 400, 20), (GEMM, 0, 100, 7), (GEMM, 350, 500, 7))
+    events = (made.events[0]._replace(shortest_us=100.0), *made.events[1:])
+    found = profile_of(made._replace(events=events), 1e-3, "cuda")
+    assert found.waiting_s == pytest.approx(200e-6)  # from 100 to 300
+    assert found.exposed_communication_s == pytest.approx(250e-6)
+
+
+def test_a_wait_is_not_known_where_one_collective_is_not() -> None:
+    made = trace((GEMM, 0, 100, 7), (NCCL, 100, 200, 20), (NCCL, 300, 400, 20))
+    events = (*made.events[:2], made.events[2]._replace(shortest_us=50.0))
+    found = profile_of(made._replace(events=events), 1e-3, "cuda")
+    assert found.waiting_s is None
+    assert "waiting" not in found.why
+
+
 def test_an_idle_cpu_is_no_host_wall() -> None:
     found = profile_of(trace(("aten::mm", 0, 100, 1)), 1e-3, "cpu")
     assert (found.wall, found.suggested) == ("compute", ())

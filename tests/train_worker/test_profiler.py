@@ -32,7 +32,7 @@ class Trainer:
 
     def __init__(self, keep_trace: bool = False, knobs: dict[str, KnobValue] | None = None, count: int = 1) -> None:
         self.device, self.count, self.trained = DEVICE, count, 0
-        self.job = SimpleNamespace(keep_trace=keep_trace, candidate=Candidate(knobs=knobs or {}))
+        self.job = SimpleNamespace(keep_trace=keep_trace, candidate=Candidate(knobs=knobs or {}), world_size=1)
         self.configs = SimpleNamespace(transformer=SimpleNamespace(finalize_model_grads_func=self.reduce))
         self.layer, self.buffer = torch.nn.Linear(64, 64), torch.ones(64)
         self.built = SimpleNamespace(optimizer=torch.optim.SGD(self.layer.parameters(), lr=0.1))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tracking.sample import measured
+from train_worker.failures import without_home
 from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
 from train_worker.rank_report import SIGKILL, RankReport, combine, explain
 
@@ -141,6 +142,24 @@ def test_a_cause_written_before_the_rank_was_killed_as_a_peer_still_counts() -> 
         RankReport(rank=1, outcome=OOM, killed="peer", signal=SIGKILL),
     ]
     assert combine(reports, LIMIT_S) == OOM
+
+
+@pytest.mark.parametrize("home", ["/home/somebody", "/home/somebody/"])
+def test_an_outcome_does_not_name_the_user(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    monkeypatch.setenv("HOME", home)
+    log = 'File "/home/somebody/.venv/megatron/core/x.py", line 3; /home/somebodyelse/x; /data/home/y'
+    found = combine([RankReport(rank=0, exit_code=1, log_tail=log)], 60.0)
+    assert isinstance(found, Crashed)
+    assert found.detail.endswith('File "~/.venv/megatron/core/x.py", line 3; /home/somebodyelse/x; /data/home/y')
+    said = Rejected(rule="stack-refuses", reason="ImportError: /home/somebody/x.so")
+    refused = combine([RankReport(rank=0, outcome=said)], 60.0)
+    assert refused == Rejected(rule="stack-refuses", reason="ImportError: ~/x.so")
+
+
+@pytest.mark.parametrize("home", ["/", ""])
+def test_a_user_without_a_home_changes_no_path(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    monkeypatch.setenv("HOME", home)
+    assert without_home("/usr/lib/x.py") == "/usr/lib/x.py"
 
 
 def test_no_report_at_all_is_a_mistake_of_the_caller() -> None:

@@ -24,6 +24,7 @@ from train_worker.host import HostSettings
 from train_worker.job import TrialJob
 from train_worker.keep import Keeper
 from train_worker.kernels import GpuEvent, Kind, Phase, StepTrace, union, working
+from train_worker.megatron.peers import with_shortest
 from train_worker.megatron.step import Trainer
 from train_worker.outcome import Measured
 from train_worker.profile import DeviceMemory, PhaseMemory, profile_of
@@ -124,7 +125,7 @@ def with_profile(measured: Measured, trainer: Trainer, host: HostSettings, keepe
         part = [each[: _fewer(trainer.job, len(each), step_s)] for each in whole]
         profiler, marks = _stepped(trainer, host, part, step)
         together = True
-        profiled = _read(profiler, marks, len(whole[0]) / len(part[0]))
+        profiled = _compared(profiler, marks, len(whole[0]) / len(part[0]), _alike(trainer.job))
         kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
         profile = profile_of(profiled.trace, step_s, kind, profiled.memory, memory)
     except Exception as error:  # noqa: BLE001 - CUPTI, memory, a lost peer: none of it undoes the measured steps
@@ -214,6 +215,29 @@ def _noticed(owner: Any, name: str, begins: Callable[[], None]) -> Iterator[None
             setattr(owner, name, real)
         else:
             delattr(owner, name)
+
+
+def _alike(job: TrialJob) -> bool:
+    """Whether ranks meet in the same collectives: stages of a pipeline send and receive in turns."""
+    return job.world_size > 1 and job.candidate.layout.pipeline == 1
+
+
+def _compared(profiler: profile, marks: _Marks, repeated: float, alike: bool) -> Profiled:
+    """What was read, its collectives compared with those of the other ranks where these are `alike`.
+
+    Collective then. Raises what `_read` raises.
+    """
+    if not alike:
+        return _read(profiler, marks, repeated)
+    profiled, fault = None, None
+    try:
+        profiled = _read(profiler, marks, repeated)
+    except Exception as error:  # noqa: BLE001 - raised below: the other ranks must not wait for this one
+        fault = error
+    events = with_shortest(profiled.trace.events if profiled else None, marks.device)
+    if profiled is None:
+        raise fault or ProfilerFailed("nothing was read")
+    return profiled._replace(trace=profiled.trace._replace(events=events))
 
 
 def _read(profiler: profile, marks: _Marks, repeated: float = 1.0) -> Profiled:
