@@ -5,9 +5,9 @@ Sources of the texts: torch's allocator, NCCL's disguises of an out-of-memory (`
 """
 
 import errno
-import os
 import re
 import traceback
+from pathlib import Path
 from typing import Literal
 
 from train_worker.outcome import Crashed, Outcome, OutOfMemory, Rejected
@@ -103,5 +103,8 @@ def _detail(error: BaseException) -> str:
 
 def without_home(text: str) -> str:
     """The text with this user's home folder as "~": tracebacks are full of it, and it names the user."""
-    home = os.path.expanduser("~").rstrip("/")
-    return text.replace(f"{home}/", "~/") if home not in ("", "~") else text
+    try:
+        home = str(Path.home())
+    except RuntimeError:  # a user without one, as in many containers
+        return text
+    return text.replace(f"{home}/", "~/") if home.startswith("/") and home != "/" else text

@@ -144,14 +144,14 @@ def test_a_cause_written_before_the_rank_was_killed_as_a_peer_still_counts() -> 
     assert combine(reports, LIMIT_S) == OOM
 
 
-@pytest.mark.parametrize("home", ["/home/somebody", "/home/somebody/"])
+@pytest.mark.parametrize("home", ["/people/somebody", "/people/somebody/"])
 def test_an_outcome_does_not_name_the_user(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     monkeypatch.setenv("HOME", home)
-    log = 'File "/home/somebody/.venv/megatron/core/x.py", line 3; /home/somebodyelse/x; /data/home/y'
+    log = 'File "/people/somebody/.venv/megatron/core/x.py", line 3; /people/somebodyelse/x; /data/home/y'
     found = combine([RankReport(rank=0, exit_code=1, log_tail=log)], 60.0)
     assert isinstance(found, Crashed)
-    assert found.detail.endswith('File "~/.venv/megatron/core/x.py", line 3; /home/somebodyelse/x; /data/home/y')
-    said = Rejected(rule="stack-refuses", reason="ImportError: /home/somebody/x.so")
+    assert found.detail.endswith('File "~/.venv/megatron/core/x.py", line 3; /people/somebodyelse/x; /data/home/y')
+    said = Rejected(rule="stack-refuses", reason="ImportError: /people/somebody/x.so")
     refused = combine([RankReport(rank=0, outcome=said)], 60.0)
     assert refused == Rejected(rule="stack-refuses", reason="ImportError: ~/x.so")
 
