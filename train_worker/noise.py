@@ -1,9 +1,10 @@
 """How repeats of one trial scatter, by how long its GPU waits for the host. Pure.
 
-What varies from trial to trial is mostly the host. A step of which the GPU is idle for a share x of the time takes
-that much longer or shorter as the host is slow or fast, so the variance of the log of a trial's median step time is
-taken as quiet^2 + (host * x)^2. Seen on one H200 (`benchmarks/tables/h200_qwen3_like.jsonl`, 21 configurations measured
-3 to 12 times): 0.1 to 1% where x is under 5%, 4.7% where it is 24%; one spread for all fits neither.
+What varies from trial to trial is mostly the host. A step of which the GPU is idle (or waits for the GPU of another
+rank) for a share x of the time takes that much longer or shorter as the host is slow or fast, so the variance of the log
+of a trial's median step time is taken as quiet^2 + (host * x)^2. Seen on one H200
+(`benchmarks/tables/h200_qwen3_like.jsonl`, 21 configurations measured 3 to 12 times): 0.1 to 1% where x is under 5%,
+4.7% where it is 24%; one spread for all fits neither.
 """
 
 import math
@@ -55,9 +56,17 @@ def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:
 
 
 def idle_share(parts: Sequence[MeasuredPart]) -> float | None:
-    """Mean share of the step in which the GPU did nothing, over the trials that were profiled; None where none was."""
-    shares = [max(0.0, 1 - part.gpu_busy_s / median(part.step_times_s)) for part in parts if part.gpu_busy_s]
+    """Mean share of the step in which the GPU did nothing or waited for another rank, over the trials that were
+    profiled; None where none was."""
+    shares = [
+        max(0.0, 1 - (part.gpu_busy_s - _waiting_s(part)) / median(part.step_times_s))
+        for part in parts if part.gpu_busy_s
+    ]  # fmt: skip
     return fmean(shares) if shares else None
+
+
+def _waiting_s(part: MeasuredPart) -> float:
+    return (part.profile.waiting_s or 0.0) if part.profile else 0.0
 
 
 def fitted(repeats: Sequence[Sequence[MeasuredPart]]) -> Noise | None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.train_worker.recorded import measured
+from tests.train_worker.recorded import PROFILE, measured
 from train_worker.noise import Noise, fitted, idle_share
 from train_worker.table import MeasuredPart
 
@@ -67,6 +67,13 @@ def test_trials_without_a_profile() -> None:
     assert idle_share([part(0.2, None)]) is None
     assert idle_share([part(0.2, 0.4), part(0.3, None)]) == pytest.approx(0.4)
     assert idle_share([part(0.2, -0.1)]) == 0  # the profiled step was slower than the measured ones
+
+
+def test_a_gpu_that_waits_for_a_peer_does_nothing() -> None:
+    waits = PROFILE.model_copy(update={"waiting_s": 0.05})
+    found = part(0.2, 0.1).model_copy(update={"profile": waits})
+    assert idle_share([found]) == pytest.approx(0.1 + 0.05 / 0.2)
+    assert idle_share([found.model_copy(update={"profile": PROFILE})]) == pytest.approx(0.1)
 
 
 def test_of_trials_without_a_profile_nothing_is_said_of_their_host() -> None:
