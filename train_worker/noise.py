@@ -1,10 +1,10 @@
 """How repeats of one trial scatter, by how long its GPU waits for the host. Pure.
 
 What varies from trial to trial is mostly the host. A step of which the GPU is idle (or waits for the GPU of another
-rank) for a share x of the time takes that much longer or shorter as the host is slow or fast, so the variance of the log
-of a trial's median step time is taken as quiet^2 + (host * x)^2. Seen on one H200
-(`benchmarks/tables/h200_qwen3_like.jsonl`, 21 configurations measured 3 to 12 times): 0.1 to 1% where x is under
-5%, 4.7% where it is 24%; one spread for all fits neither.
+rank) for a share x of the time takes that much longer or shorter as the host is slow or fast, so the variance of the
+log of a trial's median step time is taken as quiet^2 + (host * x)^2. Seen on one H200
+(`benchmarks/tables/h200_qwen3_like.jsonl`, 21 configurations measured 3 to 12 times): 0.1 to 1% where x is under 5%,
+4.7% where it is 24%; one spread for all fits neither.
 """
 
 import math
