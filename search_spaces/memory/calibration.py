@@ -43,7 +43,8 @@ class Margin(Noun):
 
 class Calibration(Noun):
     """`factors` by name of `Slack`; `context_bytes` the device uses beyond what is reserved. `eager` and `graphs`: the
-    margins of plans without and with captured graphs."""
+    margins of plans without and with captured graphs; `exchanged` of both where tokens change ranks: sizes differ from
+    step to step, and the allocator's rests with them."""
 
     fingerprint: str
     factors: dict[str, float]
@@ -54,10 +55,16 @@ class Calibration(Noun):
     held_out: Errors
     other_shapes: Errors = Field(description="on models of which no row was fitted")
     other_runs: Errors = Field(description="on the trials of sweeps, none of which is ever fitted")
+    exchanged: Margin | None = None
+    exchanging: Errors | None = Field(
+        None, description="on trials with expert parallelism, none of which is ever fitted"
+    )
     source: str
 
     def margin(self, stage: StagePlan) -> Margin:
         """How far off a prediction for this stage may be."""
+        if stage.exchanged and self.exchanged:
+            return self.exchanged
         return self.graphs if stage.active.captured else self.eager
 
     def reserved(self, stage: StagePlan, expandable: bool = False) -> int:
@@ -96,10 +103,11 @@ def held_out(identity: str) -> bool:
 
 
 def fit(
-    samples: Sequence[Sample], fingerprint: str, source: str, common: frozenset[str], never: Sequence[Sample] = ()
-) -> Calibration:
-    """Factors from the fitted part. `common`: shapes to fit on when the error on other shapes is asked. `never`: rows
-    that only say how large the error is."""
+    samples: Sequence[Sample], fingerprint: str, source: str, common: frozenset[str], never: Sequence[Sample] = (),
+    exchanging: Sequence[Sample] = (),
+) -> Calibration:  # fmt: skip
+    """Factors from the fitted part. `common`: shapes to fit on when the error on other shapes is asked. `never` and
+    `exchanging` (with expert parallelism): rows that only say how large the error is."""
     seen = [sample for sample in samples if not held_out(sample.id)]
     unseen = [sample for sample in samples if held_out(sample.id)]
     factors = _factors(seen)
@@ -117,6 +125,8 @@ def fit(
         held_out=errors(factors, unseen),
         other_shapes=errors(narrow, strange),
         other_runs=errors(factors, never),
+        exchanged=_margin([_miss(factors, sample) for sample in exchanging]) if exchanging else None,
+        exchanging=errors(factors, exchanging) if exchanging else None,
         source=source,
     )
 

@@ -26,9 +26,11 @@ MIB = 2**20
 # GEMM workspaces of torch and Transformer Engine and small tensors; grouped GEMMs have 4 of 32 MiB, one a stream. Above
 # 18 B a parameter, rows of one H200 have 0.23 GiB grouped and 0.11 not (benchmarks/tables/h200_memory.jsonl).
 WORKSPACE_BYTES, GROUPED_BYTES = 107 * MIB, 128 * MIB
-# Assumed, not measured: what NCCL takes on the device for one group of several ranks, and the buffers of DeepEP,
-# HybridEP and NCCL-EP. Both are outside torch's allocator.
+# Outside torch's allocator: what NCCL takes on the device for one group of several ranks, and what more where tokens
+# are exchanged (two H200s, NCCL 2.30.7: 0.23, then 1.5 and 0.9 GiB; with more peers not measured). Assumed, not
+# measured: the buffers of DeepEP, HybridEP and NCCL-EP.
 GROUP_BYTES, FLEX_BYTES = 192 * MIB, 1024 * MIB
+EXCHANGE_BYTES = {"alltoall": 1536 * MIB, "allgather": 896 * MIB, "flex": FLEX_BYTES}
 EXPERT_SPREAD = 0.5  # assumed, not measured: standard deviation over mean of one expert's load under natural routing
 Moment = Literal["loss", "backward", "forward", "optimizer"]
 
@@ -61,6 +63,7 @@ class StagePlan:
     communication: int  # on the device, not in torch's figures
     expert_matrix: int
     moe_layers: int
+    exchanged: bool  # tokens go to experts of other ranks, more to one step's and fewer to the next
 
     @property
     def activations(self) -> int:
@@ -117,7 +120,9 @@ def plan_of(case: Case, load: float | None = None) -> MemoryPlan:
         states = states_of(rates, held, expert_matrix)
         if states.step > active.saved.total + active.transient:
             active = active._replace(transient=states.step, moment="optimizer")
-        plans.append(StagePlan(stage, held, states, active, workspace, communication, expert_matrix, moe_layers))
+        plans.append(
+            StagePlan(stage, held, states, active, workspace, communication, expert_matrix, moe_layers, grid.expert > 1)
+        )
     return MemoryPlan(tuple(plans), found, forced)
 
 
@@ -199,7 +204,8 @@ def _communication(knobs: Mapping[str, KnobValue], grid: Grid) -> int:
     """Buffers of communicators on the device: one for each kind of group that has several ranks."""
     sizes = (grid.tensor, grid.context, grid.pipeline, grid.expert, grid.expert_tensor, grid.data, grid.expert_data)
     found = GROUP_BYTES * sum(size > 1 for size in sizes)
-    return found + (FLEX_BYTES if knobs.get("moe_token_dispatcher_type") == "flex" else 0)
+    sent = str(knobs.get("moe_token_dispatcher_type") or "allgather")
+    return found + (EXCHANGE_BYTES[sent] if grid.expert > 1 or sent == "flex" else 0)
 
 
 def _captured(knobs: Mapping[str, KnobValue]) -> frozenset[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fit_memory import COMMON, fitted
+from benchmarks.fit_memory import COMMON, exchanging, fitted
 from search_spaces.errors import InputError
 from search_spaces.memory.calibration import Calibration, errors, fit, held_out, predicted, stored
 from search_spaces.memory.reserved import rests
@@ -37,6 +37,40 @@ def test_plans_with_graphs_have_a_margin_of_their_own() -> None:
     graphs = [sample for sample in SAMPLES if sample.stage.active.captured]
     assert graphs
     assert all(found.margin(sample.stage) == found.graphs for sample in graphs)
+
+
+def test_plans_with_expert_parallelism_have_a_margin_of_their_own() -> None:
+    found, rows = stored(), exchanging()
+    assert len(rows) >= 60
+    assert found.exchanging is not None
+    assert found.exchanged is not None
+    assert found.exchanging.mean < 0.05
+    for sample in rows:
+        margin = found.margin(sample.stage)
+        assert margin == found.exchanged
+        low, high = 1 - margin.high - 1e-4, 1 + margin.low + 1e-4
+        assert low < sample.reserved_bytes / found.reserved(sample.stage) < high, sample.id
+        assert sample.device_used_bytes is not None
+        assert low < sample.device_used_bytes / found.device(sample.stage) < high, sample.id
+    assert found.margin(SAMPLES[0].stage) in (found.eager, found.graphs)
+
+
+def test_a_calibration_from_before_has_no_margin_for_expert_parallelism() -> None:
+    old = stored().model_dump(exclude={"exchanged", "exchanging"})
+    read = Calibration.model_validate(old)
+    assert read.margin(exchanging()[0].stage) in (read.eager, read.graphs)
+
+
+def test_what_is_exchanged_takes_room_outside_of_the_allocator() -> None:
+    """Communicators, by dispatcher: the rest of what the device has in use, context and libraries."""
+    left: dict[str, list[float]] = {}
+    for sample in exchanging():
+        assert sample.device_used_bytes is not None
+        rest = sample.device_used_bytes - sample.reserved_bytes - sample.stage.communication
+        left.setdefault(sample.shape, []).append(rest / 2**30)
+    for shape, found in left.items():
+        assert max(found) - min(found) < 0.2, (shape, found)
+        assert 2.2 < min(found) < 3.2, (shape, found)
 
 
 def test_the_split_depends_on_the_row_alone() -> None:

@@ -197,8 +197,8 @@ def _assumed(case: Case, plan: MemoryPlan) -> list[str]:
         found.append("micro_batch_size is not said: 1")
     if plan.load > 1 and not case.knobs.get("moe_expert_capacity_factor"):
         found.append(f"natural routing: the most loaded expert rank is assumed to get {plan.load:.2f} times the mean")
-    if case.world > 1:
-        found.append("buffers of communicators are assumed, not measured")
+    if case.world > 2:
+        found.append("buffers of communicators were measured between two ranks only")
     return found
 
 

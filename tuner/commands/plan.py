@@ -95,10 +95,13 @@ def _memory(screening: LegalSpace, judge: MemoryJudge, default: Candidate) -> Pl
     if judge.capacity_bytes is None or not screening.count:
         return None
     source = random.Random(DRAW_SEED)
-    judged = [fit for _ in range(DRAWS) if (fit := judge.judge(screening.draw(source)))]
+    drawn = [screening.draw(source) for _ in range(DRAWS)]
+    judged = [fit for each in drawn if (fit := judge.judge(each))]
     states = Counter(fit.state for fit in judged)
     factors = judge.calibration
-    unseen = (factors.held_out, factors.other_shapes, factors.other_runs)
+    unseen = [factors.held_out, factors.other_shapes, factors.other_runs]
+    if factors.exchanging and any(each.layout.expert > 1 for each in (default, *drawn)):
+        unseen.append(factors.exchanging)
     return PlannedMemory(
         drawn=len(judged),
         fits=states["fits"],
