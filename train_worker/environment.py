@@ -103,7 +103,8 @@ def loaded_nccl(library: str = "libnccl.so.2") -> str | None:
     """
     packed = ctypes.c_int()
     try:
-        if ctypes.CDLL(library).ncclGetVersion(ctypes.byref(packed)):
+        loaded = ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        if loaded.ncclGetVersion(ctypes.byref(packed)):
             return None
     except (OSError, AttributeError):
         return None

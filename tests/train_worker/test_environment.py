@@ -4,6 +4,8 @@ import getpass
 import importlib.metadata
 import platform
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,17 @@ def test_cpu_model_name(tmp_path: Path, text: str, name: str) -> None:
 
 def test_cpu_model_name_without_proc(tmp_path: Path) -> None:
     assert cpu_model_name(tmp_path / "missing") == platform.machine()
+
+
+def test_the_version_of_nccl_is_that_of_the_loaded_library() -> None:
+    """In a process of its own: which libraries this one has loaded, other tests decide."""
+    code = (
+        "from train_worker.environment import loaded_nccl as found; before = found(); import torch; "
+        "built = torch.version.cuda and '.'.join(map(str, torch.cuda.nccl.version())); "
+        "print(before, found() == built, found('libc.so.6'), found('libno.so.1'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["None", "True", "None", "None"]
 
 
 def test_driver_version(tmp_path: Path) -> None:
