@@ -163,6 +163,7 @@ def _started(session: SweepSession, sweep: LoadedSweep, folder: RunFolder, resum
             seed=sweep.spec.seed,
             started_at=now(),
             resumed=resumed,
+            finalists=session.most_finalists,
         )
     )
 
@@ -212,9 +213,15 @@ def _search_and_verify(
         drive(session, board, scratch, isolation)
         if session.interrupted or session.error or session.broken:
             return
-        progress.say(f"search over ({session.stop_reason}); measuring the finalist against the default")
+        progress.say(f"search over ({session.stop_reason}); {_next_words(session)}")
         verify(session, (lambda job: run_on_slot(board, job)) if board else run_as_job, unfinished)
     progress.say("done")
+
+
+def _next_words(session: SweepSession) -> str:
+    """What follows the search."""
+    count = len(session.finalists())
+    return f"measuring {'the finalist' if count == 1 else f'{count} finalists'} against the default"
 
 
 @contextmanager
