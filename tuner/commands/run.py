@@ -22,9 +22,10 @@ from tracking.mlflow_view import MlflowView
 from tracking.record import RuleCount, Screened, SweepStarted
 from tracking.screening import same_screening
 from tracking.uri import resolve_uri, without_uri_secrets
-from tuner.begin import begun, nothing_left, refuse_second, resumed
+from tuner.begin import begun, refuse_second, resumed
 from tuner.cpu_memory import Shortage, shortage_of
 from tuner.objective import score
+from tuner.over import nothing_left
 from tuner.progress import Progress
 from tuner.run_folder import RunFolder
 from tuner.session import SweepSession, now
@@ -63,7 +64,7 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
     with ExitStack() as stack:
         refuse_second(sweep, options.beside)  # at once: a worker is asked for seconds
         opened = resumed(sweep, options.beside, stack) if options.resume else None
-        if opened is not None and (why := nothing_left(opened[1].events, sweep)):
+        if opened is not None and (why := nothing_left(opened[1].events, sweep.spec)):
             return _done_before(why, sweep, *opened, console)
         short = _shortage(sweep, options)
         software = sweep.spec.stack or _stack_of_workers(sweep, options)
