@@ -1,5 +1,6 @@
 """How a driver begins: it takes the journal of a new run, or of the latest one; one driver a sweep unless asked."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -31,13 +32,22 @@ def begun(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFolder
     """A new run. Raises as `refuse_second` does, and ResourceMissing where the folder cannot be written."""
     with _only_driver(sweep, beside):
         folder = next_run(sweep.home)
+        _keep_copy(sweep, folder)
         journal = Journal.create(folder.journal)
         stack.callback(journal.close)
+    return folder, journal
+
+
+def _keep_copy(sweep: LoadedSweep, folder: RunFolder) -> None:
+    """Before there is a journal, which makes the folder a run: no run is without its sweep file."""
     try:
-        (folder.path / "sweep.yaml").write_text(without_uri_secrets(sweep.text))
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with folder.sweep_copy.open("w", encoding="utf-8") as file:
+            file.write(without_uri_secrets(sweep.text))
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise ResourceMissing(f"cannot write in {folder.path}: {error}", "free space there, then try again") from error
-    return folder, journal
 
 
 def resumed(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFolder, Journal]:

@@ -16,6 +16,7 @@ from tracking.lock import holder
 from tuner.over import is_over
 
 STOP_FILE = "stop-requested"
+SWEEP_COPY = "sweep.yaml"
 NOTHING = "none"  # as in `tuner.verdict`: nothing acceptable was measured
 
 
@@ -27,6 +28,10 @@ class RunFolder(Noun):
     @property
     def journal(self) -> Path:
         return self.path / JOURNAL_NAME
+
+    @property
+    def sweep_copy(self) -> Path:
+        return self.path / SWEEP_COPY
 
     @property
     def stop_file(self) -> Path:

@@ -41,6 +41,18 @@ def verify(session: SweepSession, run: Callable[[str], str], unfinished: tuple[P
     return compared
 
 
+def what_follows(session: SweepSession) -> str:
+    """After the search, in words."""
+    finalists = session.finalists()
+    if not finalists:
+        return "nothing was measured"
+    if finalists[0].candidate.id == session.default.id:
+        return "nothing beat the default"
+    if not session.sweep.spec.verify.rounds:
+        return "verify.rounds is 0, so that the winner is not verified"
+    return f"measuring {'the finalist' if len(finalists) == 1 else f'{len(finalists)} finalists'} against the default"
+
+
 def _measure_rounds(
     session: SweepSession, finalists: list[Candidate], run: Callable[[str], str], unfinished: tuple[Proposed, ...]
 ) -> bool:

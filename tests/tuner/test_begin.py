@@ -29,6 +29,7 @@ from tuner.commands import run as run_command
 from tuner.commands.run import RunOptions, run
 from tuner.commands.status import stop
 from tuner.over import nothing_left
+from tuner.run_folder import runs_of
 from tuner.sweep import LoadedSweep, load_sweep
 from tuner.verify import verify
 
@@ -199,6 +200,35 @@ def test_of_two_that_start_at_once_one_starts(sweep: LoadedSweep) -> None:
     first.close()
     assert len(refused) == 1
     assert "run 001" in refused[0]
+
+
+KILLED = """
+import os, signal, sys
+from contextlib import ExitStack
+from pathlib import Path
+from tracking.journal import Journal
+from tuner.begin import begun
+from tuner.sweep import load_sweep
+real = Journal.create
+def create(path):
+    if sys.argv[2] == "after":
+        real(path)
+    os.kill(os.getpid(), signal.SIGKILL)
+Journal.create = create
+begun(load_sweep(Path(sys.argv[1])), False, ExitStack())
+"""
+
+
+@pytest.mark.parametrize(("when", "runs"), [("before", []), ("after", ["001"])])
+def test_a_driver_killed_at_its_start_leaves_no_run_without_its_sweep_file(
+    sweep: LoadedSweep, when: str, runs: list[str]
+) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, sweep.path, when], cwd=Path(__file__).parents[2])
+    assert done.returncode == -signal.SIGKILL
+    assert [run.name for run in runs_of(sweep.home)] == runs
+    assert (sweep.home / "001" / "sweep.yaml").read_text() == sweep.text
+    with ExitStack() as stack:
+        assert begun(sweep, False, stack)[0].name == "002"
 
 
 def test_resuming_where_nothing_was_begun_leaves_no_folder(sweep: LoadedSweep) -> None:

@@ -14,7 +14,7 @@ from train_worker.outcome import OutOfMemory
 from train_worker.rank_report import InterruptedGang
 from tuner.leaderboard import leaderboard
 from tuner.session import SweepSession
-from tuner.verify import verify
+from tuner.verify import verify, what_follows
 
 ROOT = Path(__file__).parents[2]
 NO_ROOM = OutOfMemory(where="device", phase="measure", detail="CUDA out of memory")
@@ -152,6 +152,22 @@ def test_a_run_from_before_there_were_several_goes_on_with_one(bench: Bench) -> 
     assert ran == [each.id for each in (default, best, best, default)]
     assert compared is not None
     assert compared.runners_up == ()
+
+
+@pytest.mark.parametrize(
+    ("rounds", "fast", "words"),
+    [
+        ("rounds: 2", True, "measuring 2 finalists against the default"),
+        ("rounds: 2, finalists: 1", True, "measuring the finalist against the default"),
+        ("rounds: 0", True, "verify.rounds is 0, so that the winner is not verified"),
+        ("rounds: 2", False, "nothing beat the default"),
+    ],
+)
+def test_what_follows_the_search_is_said(tmp_path: Path, rounds: str, fast: bool, words: str) -> None:
+    session = Bench(tmp_path, change=lambda text: text.replace("rounds: 2", rounds)).session()
+    assert what_follows(session) == "nothing was measured"
+    drive(session, lambda candidate: measured(1.0 if candidate == session.default else 0.9 if fast else 1.1))
+    assert what_follows(session) == words
 
 
 def test_a_sweep_of_a_gpu_from_before_is_read_as_it_was() -> None:

@@ -31,7 +31,7 @@ from tuner.run_folder import RunFolder
 from tuner.session import SweepSession, now
 from tuner.sweep import LoadedSweep
 from tuner.sweep_warnings import warnings_of
-from tuner.verify import verify
+from tuner.verify import verify, what_follows
 
 if TYPE_CHECKING:
     from tuner.launch.slots import Slots
@@ -214,15 +214,9 @@ def _search_and_verify(
         drive(session, board, scratch, isolation)
         if session.interrupted or session.error or session.broken:
             return
-        progress.say(f"search over ({session.stop_reason}); {_next_words(session)}")
+        progress.say(f"search over ({session.stop_reason}); {what_follows(session)}")
         verify(session, (lambda job: run_on_slot(board, job)) if board else run_as_job, unfinished)
     progress.say("done")
-
-
-def _next_words(session: SweepSession) -> str:
-    """What follows the search."""
-    count = len(session.finalists())
-    return f"measuring {'the finalist' if count == 1 else f'{count} finalists'} against the default"
 
 
 @contextmanager
