@@ -43,8 +43,11 @@ class Payload:
 
 
 def parent_uid(head: SweepStarted) -> str:
-    """16 hex digits, from the first head of a journal: another run of the same name has another start time."""
-    return hashlib.sha256(head.model_dump_json().encode()).hexdigest()[:16]
+    """16 hex digits, from the first head of a journal: another run of the same name has another start time.
+
+    Without the fields that a head got later: the runs that are in MLflow already must be found again.
+    """
+    return hashlib.sha256(head.model_dump_json(exclude={"finalists"}).encode()).hexdigest()[:16]
 
 
 def child_uid(parent: str, number: int) -> str:
@@ -145,6 +148,12 @@ def of_compared(compared: Compared, at_ms: int) -> Payload:
     tags = {"verdict": compared.verdict, "finalist": compared.finalist_id, "default": compared.default_id}
     if compared.routing is not None:
         tags["compared_routing"] = compared.routing
+    for place, each in enumerate(compared.runners_up, start=2):
+        tags[f"finalist_{place}"] = each.finalist_id
+        for other, found in (("default", each.against_default), ("finalist", each.against_named)):
+            tags[f"verdict_{place}_against_{other}"] = found.verdict
+            sizes = {"ratio": found.ratio, "ratio_low": found.ratio_low, "ratio_high": found.ratio_high}
+            numbers |= {f"finalist_{place}.against_{other}.{key}": value for key, value in sizes.items()}
     text = compared.model_dump_json(indent=1)
     named = {f"compare.{key}": value for key, value in numbers.items()}
     return Payload(metrics=_points(named, at_ms), tags=tags, texts={f"compared-{compared.finalist_id}.json": text})

@@ -29,6 +29,7 @@ class SweepStarted(Noun):
     seed: int
     started_at: str = Field(description="UTC, ISO 8601")
     resumed: bool = False
+    finalists: int = Field(1, description="verified at most; a run from before there could be more verified one")
 
 
 class RuleCount(Noun):
@@ -73,8 +74,29 @@ class TrialRecord(Noun):
     ended_at: str
 
 
+class Versus(Noun):
+    """One candidate against another, measured interleaved. `ratio` is the step time of the one / of the other."""
+
+    rounds: int
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    verdict: Literal["faster", "slower", "tie", "unverified"]
+
+
+class RunnerUp(Noun):
+    """A finalist of the same rounds that is not the one named."""
+
+    finalist_id: str = Field(description="candidate id")
+    against_default: Versus
+    against_named: Versus
+
+
 class Compared(Noun):
-    """Finalist against the default, measured interleaved. `ratio` is finalist step time / default step time."""
+    """Finalist against the default, measured interleaved. `ratio` is finalist step time / default step time.
+
+    Of several finalists it is about the one named, which the others (`runners_up`) stand behind.
+    """
 
     event: Literal["compared"] = "compared"
     finalist_id: str = Field(description="candidate id")
@@ -85,8 +107,9 @@ class Compared(Noun):
     ratio_high: float
     verdict: Literal["faster", "slower", "tie", "same", "unverified"]
     routing: Routing | None = Field(
-        None, description="of both sides; None: no pair, or a record from before it was kept"
+        None, description="of all sides; None: no pair, or a record from before it was kept"
     )
+    runners_up: tuple[RunnerUp, ...] = Field((), description="in the order of the search's ranking")
 
 
 Event = Annotated[

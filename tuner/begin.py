@@ -1,21 +1,15 @@
 """How a driver begins: it takes the journal of a new run, or of the latest one; one driver a sweep unless asked."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-
-from pydantic import ValidationError
 
 from search_spaces.errors import Fault, InputError, ResourceMissing
 from tracking.journal import Journal, JournalState, fold
 from tracking.lock import holder, turn
-from tracking.record import Compared, Event, SweepStarted, TrialRecord
 from tracking.uri import without_uri_secrets
-from tuner.budget import searched_s, spent
-from tuner.objective import score
 from tuner.run_folder import RunFolder, chosen_run, next_run, runs_of, status_of
 from tuner.sweep import LoadedSweep
-from tuner.sweep_spec import Budget
-from tuner.sweep_yaml import parse
 
 START_LOCK = "start.lock"
 
@@ -38,13 +32,22 @@ def begun(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFolder
     """A new run. Raises as `refuse_second` does, and ResourceMissing where the folder cannot be written."""
     with _only_driver(sweep, beside):
         folder = next_run(sweep.home)
+        _keep_copy(sweep, folder)
         journal = Journal.create(folder.journal)
         stack.callback(journal.close)
+    return folder, journal
+
+
+def _keep_copy(sweep: LoadedSweep, folder: RunFolder) -> None:
+    """Before there is a journal, which makes the folder a run: no run is without its sweep file."""
     try:
-        (folder.path / "sweep.yaml").write_text(without_uri_secrets(sweep.text))
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with folder.sweep_copy.open("w", encoding="utf-8") as file:
+            file.write(without_uri_secrets(sweep.text))
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise ResourceMissing(f"cannot write in {folder.path}: {error}", "free space there, then try again") from error
-    return folder, journal
 
 
 def resumed(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFolder, Journal]:
@@ -60,56 +63,6 @@ def resumed(sweep: LoadedSweep, beside: bool, stack: ExitStack) -> tuple[RunFold
     if journal.events:
         _same_sweep(fold(journal.events), sweep, folder)
     return folder, journal
-
-
-def nothing_left(events: Sequence[Event], sweep: LoadedSweep) -> str:
-    """Why a resumed run has nothing to do, by its journal alone; "" where a trial or the verdict is wanted still.
-
-    It is over where a limit of the budget is reached, every legal candidate was tried, or it came to a verdict under
-    the budget that the file still has (the search may have ended by what no record holds: the clock, or memory).
-    """
-    if not events:
-        return ""
-    state, spec = fold(events), sweep.spec
-    measured = any(score(record.outcome, spec.objective) is not None for record in state.searched)
-    judged = _judged_under(events)
-    if state.in_flight or (measured and judged is None):
-        return ""
-    if reason := spent(spec.budget, spec.cluster, state.finished, 0, searched_s(state.finished, spec.cluster)):
-        return f"{reason}; with a larger one --resume goes on"
-    if state.screened and len({record.candidate.id for record in state.searched}) >= state.screened.accepted:
-        return "every legal candidate was tried"
-    return (
-        "its budget is used up; with a larger one --resume goes on"
-        if judged and _budget_of(judged) == spec.budget
-        else ""
-    )
-
-
-def _judged_under(events: Sequence[Event]) -> SweepStarted | None:
-    """The start whose driver came to a verdict after the last trial of the search; None where there is no verdict yet.
-
-    A later start, with a larger budget, may have been stopped before its first trial.
-    """
-    start: SweepStarted | None = None
-    judged: SweepStarted | None = None
-    for event in events:
-        if isinstance(event, SweepStarted):
-            start = event
-        elif isinstance(event, Compared):
-            judged = start
-        elif isinstance(event, TrialRecord) and event.purpose != "verify":
-            judged = None
-    return judged
-
-
-def _budget_of(start: SweepStarted) -> Budget | None:
-    """The budget in the sweep file of that time; None where it cannot be read as one of today's."""
-    try:
-        data = parse(start.sweep_text, "sweep.yaml").data
-        return Budget.model_validate(data.get("budget") if isinstance(data, dict) else None)
-    except (InputError, ValidationError):
-        return None
 
 
 def _same_sweep(state: JournalState, sweep: LoadedSweep, folder: RunFolder) -> None:

@@ -80,7 +80,8 @@ class Progress:
             case TrialRecord():
                 self._finished(event)
             case Compared():
-                self.say(f"finalist against default: {event.verdict}")
+                others = f" (named of {len(event.runners_up) + 1})" if event.runners_up else ""
+                self.say(f"finalist{others} against default: {event.verdict}")
 
     def replay(self, records: Iterable[TrialRecord], in_flight: Iterable[Proposed] = ()) -> None:
         """Count what a resumed sweep had done before; what was in flight then runs again first."""

@@ -1,7 +1,7 @@
 """What each trial of a sweep comes to: a row of the ranking where it was measured, a failure where it was not. Pure.
 
-Rows rank what the search measured; the repeats that verify the finalist show up in the verdict and in the noise
-floor, not in the ranking, so that the finalist is the row it was chosen for.
+Rows rank what the search measured; the repeats that verify the finalists show up in the verdict and in the noise
+floor, not in the ranking, so that a finalist is the row it was chosen for.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from search_spaces.candidate import Candidate
 from search_spaces.shapes import Noun, Routing
 from tracking.reason import failure_line, failure_text
 from tracking.record import Purpose, TrialRecord
-from train_worker.outcome import Measured, StepSample
+from train_worker.outcome import Crashed, Measured, StepSample
 from tuner.compare import median_interval, noise_floor
 from tuner.objective import Guard, Objective, judge, score
 from tuner.walls import gpu_busy
@@ -145,6 +145,15 @@ def floor_of(records: Sequence[TrialRecord]) -> float | None:
         if outcome is not None and record.purpose == "verify":
             groups.setdefault(record.candidate.id, []).append(median(s.step_time_s for s in outcome.steps))
     return noise_floor(groups.values())
+
+
+def failed_again(candidate_id: str, records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """A repeat that verifies a candidate and failed by itself; a lost node says nothing about it."""
+    for record in records:
+        lost = isinstance(record.outcome, Crashed) and record.outcome.infrastructure
+        if record.candidate.id == candidate_id and record.purpose == "verify" and not measured_of(record) and not lost:
+            return record
+    return None
 
 
 def failure_of(record: TrialRecord, default: Candidate | None) -> Failure:

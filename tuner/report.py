@@ -33,6 +33,8 @@ def render(board: Leaderboard, console: Console) -> None:
     """Print a leaderboard. Everything that came from a file or a trial is printed as it is, never as markup."""
     colour = {"faster": "bold green", "none": "bold red", "slower": "yellow"}.get(board.verdict.kind, "bold")
     console.print(Text(board.verdict.words, style=colour))
+    for line in board.verdict.others:
+        console.print(Text(line))
     console.print(Text(heading(board), style="dim"))
     if board.rows:
         console.print(_ranking(board, console.width))

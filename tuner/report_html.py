@@ -60,6 +60,7 @@ def page(events: Sequence[Event], objective: Objective | None = None) -> str:
     parts = [
         f"<h1>{_safe(title)}</h1>",
         f'<p class="verdict {board.verdict.kind}" role="status">{_safe(board.verdict.words)}</p>',
+        *(f"<p>{_safe(line)}</p>" for line in board.verdict.others),
         f'<p class="soft">{_safe(heading(board))}; begun {_safe(head.started_at)}</p>',
         *_measured_parts(board, records),
         *_failure_parts(board),

@@ -13,8 +13,11 @@ from search_spaces.errors import Fault, InputError, ResourceMissing
 from search_spaces.shapes import Noun
 from tracking.journal import JOURNAL_NAME, JournalState, fold, read_events
 from tracking.lock import holder
+from tuner.over import is_over
 
 STOP_FILE = "stop-requested"
+SWEEP_COPY = "sweep.yaml"
+NOTHING = "none"  # as in `tuner.verdict`: nothing acceptable was measured
 
 
 class RunFolder(Noun):
@@ -25,6 +28,10 @@ class RunFolder(Noun):
     @property
     def journal(self) -> Path:
         return self.path / JOURNAL_NAME
+
+    @property
+    def sweep_copy(self) -> Path:
+        return self.path / SWEEP_COPY
 
     @property
     def stop_file(self) -> Path:
@@ -49,6 +56,7 @@ class RunStatus(Noun):
     """One line of `moetune status`.
 
     A trial without a result is in flight while a driver runs, and cut short where none does: --resume runs it again.
+    The verdict is the latest one; "none" of a run that is over and measured nothing, "" where there is none yet.
     """
 
     sweep: str
@@ -99,12 +107,14 @@ def status_of(run: RunFolder) -> RunStatus:
         state = fold(events) if events else None  # a driver that has just started has not written its head yet
     except (InputError, ResourceMissing):
         return _status(run, "unreadable")
-    verdict = state.compared[-1].verdict if state and state.compared else ""
+    verdict: str = state.compared[-1].verdict if state and state.compared else ""
     doing: Doing
     if run.running():
         doing = "stopping" if run.stop_file.exists() else "running"
     else:
-        doing = "done" if verdict else "resumable"
+        doing = "done" if is_over(events) else "resumable"
+    if doing == "done" and not verdict:
+        verdict = NOTHING
     return _status(run, doing, state, verdict)
 
 

@@ -24,6 +24,7 @@ from train_worker.outcome import Crashed, Measured, Outcome
 from train_worker.profile import Wall
 from train_worker.rank_report import InterruptedGang, NoSlot, SlotResult
 from tuner.budget import searched_s, spent
+from tuner.finalists import finalists, most_finalists
 from tuner.objective import judge, score
 from tuner.sweep import LoadedSweep
 
@@ -66,6 +67,8 @@ class SweepSession:
         self.stop_reason = ""
         self.records: list[TrialRecord] = list(resumed.finished) if resumed else []
         self._journal, self.listeners = journal, list(listeners)
+        # A run from before there could be several goes on as it was begun.
+        self.most_finalists = resumed.head.finalists if resumed else most_finalists(sweep.spec)
         self._next_number = resumed.next_number if resumed else 0
         self._pending = deque(p for p in resumed.in_flight if p.purpose != "verify") if resumed else deque[Proposed]()
         self._running: dict[str, tuple[Proposed, str]] = {}
@@ -215,13 +218,9 @@ class SweepSession:
         mine = [r for r in self.records if r.purpose == "verify" and r.number > last]
         return sorted((r for r in mine if r.candidate.id == candidate.id), key=lambda record: record.number)
 
-    def winner(self) -> TrialRecord | None:
-        """The measured trial with the best score so far, the earliest on equal scores."""
-        objective = self.sweep.spec.objective
-        scored = [(score(r.outcome, objective), r) for r in self.records if r.purpose != "verify"]
-        sign = 1 if objective.direction == "minimize" else -1
-        best = min(((sign * value, r.number, r) for value, r in scored if value is not None), default=None)
-        return best[2] if best else None
+    def finalists(self) -> list[TrialRecord]:
+        """The trials whose configurations are to be verified (tuner.finalists), the best first."""
+        return finalists(self.records, self.default.id, self.sweep.spec.objective, self.most_finalists)
 
     # --- inside
 

@@ -9,7 +9,7 @@ from search_spaces.shapes import UNTRAINED, ModelShape, TrainingShape
 from search_spaces.space import SearchSpace
 from tuner.objective import Guard
 from tuner.sweep_faults import checked
-from tuner.sweep_spec import SweepSpec
+from tuner.sweep_spec import SweepSpec, Verify
 
 __all__ = ["LoadedSweep", "SweepSpec", "load_sweep", "meaning_digest"]
 
@@ -19,6 +19,7 @@ ADDED_LATER = (  # a part of the file, and a key of it that earlier ones did not
     ("training", "target_relative_error"),
     ("training", "learning_rate_warmup_steps"),
     ("guard", "low_precision_mean_loss_relative_tolerance"),
+    ("verify", "finalists"),
 )
 
 
@@ -46,7 +47,7 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
     """
     meaning = spec.model_dump(mode="json", exclude={"name", "budget", "search", "tracking", "launch", "model", "space"})
     meaning |= {"model": model.model_dump(mode="json", exclude=set(UNTRAINED)), "space": space.digest}
-    fields = {"training": TrainingShape.model_fields, "guard": Guard.model_fields}
+    fields = {"training": TrainingShape.model_fields, "guard": Guard.model_fields, "verify": Verify.model_fields}
     for part, name in ADDED_LATER:
         if meaning[part][name] == fields[part][name].default:  # as before the key was known: to resume runs begun then
             del meaning[part][name]

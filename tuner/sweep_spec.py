@@ -54,12 +54,14 @@ class Search(Noun):
 
 
 class Verify(Noun):
-    """`rounds`: how often winner and default are measured again, interleaved; 0 leaves the winner unverified.
+    """`rounds`: how often finalists and default are measured again, interleaved; 0 leaves the winner unverified.
 
-    Fewer than 3 are said to tell too little (`tuner.sweep_warnings`).
+    Fewer than 3 are said to tell too little (`tuner.sweep_warnings`). `finalists`: how many of the search's best take
+    part, where so many beat the default.
     """
 
     rounds: int = Field(4, ge=0, le=100)
+    finalists: int = Field(2, ge=1, le=10)
 
 
 class Tracking(Noun):

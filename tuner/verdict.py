@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from search_spaces.shapes import Noun
-from tracking.record import Compared, TrialRecord
-from train_worker.outcome import Crashed
+from tracking.record import Compared, RunnerUp, TrialRecord, Versus
 from tuner.compare import USEFUL_ROUNDS
 from tuner.objective import Objective
-from tuner.ranking import Row, failure_of, measured_of
+from tuner.ranking import Row, failed_again, failure_of
 
 MORE = f" Verified in {USEFUL_ROUNDS} rounds or more, smaller differences can be told."
 
@@ -19,6 +20,7 @@ class Verdict(Noun):
     kind: Literal["faster", "slower", "tie", "same", "unverified", "none"]
     words: str
     compared: Compared | None = None
+    others: tuple[str, ...] = Field((), description="a line for each other finalist, in the order of the ranking")
 
 
 def decide(
@@ -27,20 +29,21 @@ def decide(
     """The verdict in words, and what to use: the default, unless a finalist was shown to be faster."""
     if not rows:
         return Verdict(kind="none", words="Nothing acceptable was measured."), None
-    leader = rows[0]
-    latest = compared[-1] if compared else None
-    if latest is None or latest.verdict == "unverified" or objective.metric == "peak_memory_bytes":
-        words = f"Best so far, not verified against the default: {leader.label} ({_describe(leader, objective)})."
-        return Verdict(kind="unverified", words=words, compared=latest), leader.candidate_id
     by_id = {row.candidate_id: row for row in rows}
-    name = by_id[latest.finalist_id].label if latest.finalist_id in by_id else latest.finalist_id
-    broken = _broken(latest.finalist_id, records)
-    if broken is not None:
-        why = failure_of(broken, None).reason
+    latest = compared[-1] if compared else None
+    others = tuple(_line(each, by_id, records) for each in latest.runners_up) if latest else ()
+    if latest is not None and latest.verdict != "same" and (why := _why_failed(latest.finalist_id, records)):
+        name = _name(latest.finalist_id, by_id)
         words = f"No winner: {name} was measured once and failed when it was run again: {why}. Keep the default."
-        return Verdict(kind="unverified", words=words, compared=latest), _if_measured(latest.default_id, by_id)
-    verdict = Verdict(kind=latest.verdict, words=_words(latest, name), compared=latest)
+        verdict = Verdict(kind="unverified", words=words, compared=latest, others=others)
+        return verdict, _if_measured(latest.default_id, by_id)
+    if latest is None or latest.verdict == "unverified" or objective.metric == "peak_memory_bytes":
+        leader = next((row for row in rows if not _why_failed(row.candidate_id, records)), rows[0])
+        words = f"Best so far, not verified against the default: {leader.label} ({_describe(leader, objective)})."
+        return Verdict(kind="unverified", words=words, compared=latest, others=others), leader.candidate_id
+    words = _words(latest, _name(latest.finalist_id, by_id))
     proven = latest.finalist_id if latest.verdict == "faster" else latest.default_id
+    verdict = Verdict(kind=latest.verdict, words=words, compared=latest, others=others)
     return verdict, _if_measured(proven, by_id)
 
 
@@ -48,13 +51,37 @@ def _if_measured(candidate_id: str, rows: dict[str, Row]) -> str | None:
     return candidate_id if candidate_id in rows else None
 
 
-def _broken(candidate_id: str, records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """A repeat of the finalist that failed by itself; a lost node says nothing about it."""
-    for record in records:
-        lost = isinstance(record.outcome, Crashed) and record.outcome.infrastructure
-        if record.candidate.id == candidate_id and record.purpose == "verify" and not measured_of(record) and not lost:
-            return record
-    return None
+def _name(candidate_id: str, rows: dict[str, Row]) -> str:
+    return rows[candidate_id].label if candidate_id in rows else candidate_id
+
+
+def _why_failed(candidate_id: str, records: Sequence[TrialRecord]) -> str:
+    """Of a repeat that failed by itself; "" where none did."""
+    failed = failed_again(candidate_id, records)
+    return failure_of(failed, None).reason if failed else ""
+
+
+def _line(each: RunnerUp, rows: dict[str, Row], records: Sequence[TrialRecord]) -> str:
+    """Another finalist: how it stands to the default, and to the one named."""
+    head = f"Also run again: {_name(each.finalist_id, rows)}"
+    if why := _why_failed(each.finalist_id, records):
+        return f"{head}, which failed: {why}."
+    if each.against_default.verdict == "unverified":
+        return f"{head}, in too few rounds to tell."
+    between = {
+        "tie": "a tie with the finalist above",
+        "slower": "slower than the finalist above",
+        "faster": "faster than the finalist above",
+        "unverified": "too few rounds to tell it from the finalist above",
+    }[each.against_named.verdict]
+    return (
+        f"{head}, {_share(each.against_default)} of the default's step time ({each.against_default.verdict}); "
+        f"{between}, {_share(each.against_named)} of its step time."
+    )
+
+
+def _share(found: Versus) -> str:
+    return f"{found.ratio:.3f} ({found.ratio_low:.3f} to {found.ratio_high:.3f})"
 
 
 def _words(compared: Compared, name: str) -> str:

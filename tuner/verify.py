@@ -1,4 +1,4 @@
-"""The proof: the finalist and the default, measured again, interleaved. A winner inside the noise is called a tie."""
+"""The proof: finalists and default, measured again, interleaved. A winner inside the noise is called a tie."""
 
 import math
 from collections.abc import Callable
@@ -8,38 +8,71 @@ from search_spaces.shapes import TrainingShape
 from tracking.record import Compared, Proposed
 from train_worker.outcome import Outcome
 from train_worker.rank_report import SlotResult
-from tuner.compare import Side, compare, order
+from tuner.compare import name_one, order
 from tuner.objective import Objective, score
+from tuner.ranking import failed_again
 from tuner.session import SweepSession, now
 
 STEP_TIME = Objective()
 
 
 def verify(session: SweepSession, run: Callable[[str], str], unfinished: tuple[Proposed, ...] = ()) -> Compared | None:
-    """Measure `rounds` pairs in ABBA order and write down the verdict; None without a winner or when stopped.
+    """Measure `rounds` rounds in turning order and write down the verdict; None without a finalist or when stopped.
 
-    `run` takes a TrialJob as JSON and returns a SlotResult as JSON. Pairs already in the journal are not measured
+    `run` takes a TrialJob as JSON and returns a SlotResult as JSON. Trials already in the journal are not measured
     again; `unfinished` are verification trials that were proposed before a crash and now run under their number.
-    Both sides route naturally, also where the search balanced the experts by force: that is how they will be trained.
+    A finalist that fails by itself drops out, and the others go on. All sides route naturally, also where the search
+    balanced the experts by force: that is how they will be trained.
     """
-    winner = session.winner()
-    if winner is None:
+    finalists = [record.candidate for record in session.finalists()]
+    if not finalists:
         return None
-    sides: dict[Side, Candidate] = {"default": session.default, "finalist": winner.candidate}
-    left = {proposed.candidate.id: proposed for proposed in unfinished}
-    rounds = 0 if winner.candidate.id == session.default.id else session.sweep.spec.verify.rounds
-    for number in range(rounds):
-        for side in order(number):
-            candidate = sides[side]
-            if len(session.repeats(candidate)) > number:
-                continue
-            proposed = left.pop(candidate.id, None) or session.propose(candidate, "verify")
-            if session.error or session.interrupted or not _measure(session, proposed, run):
-                return None
-    pairs = zip(_times(session, sides["finalist"]), _times(session, sides["default"]), strict=False)
-    compared = compare(winner.candidate.id, session.default.id, list(pairs), _training(session).routing)
+    nothing_better = finalists[0].id == session.default.id
+    if not nothing_better and not _measure_rounds(session, finalists, run, unfinished):
+        return None
+    compared = name_one(
+        {candidate.id: _times(session, candidate) for candidate in finalists},
+        session.default.id,
+        _times(session, session.default),
+        _training(session).routing,
+        failed={candidate.id for candidate in finalists if _failed(session, candidate)},
+    )
     session.emit(compared)
     return compared
+
+
+def what_follows(session: SweepSession) -> str:
+    """After the search, in words."""
+    finalists = session.finalists()
+    if not finalists:
+        return "nothing was measured"
+    if finalists[0].candidate.id == session.default.id:
+        return "nothing beat the default"
+    if not session.sweep.spec.verify.rounds:
+        return "verify.rounds is 0, so that the winner is not verified"
+    return f"measuring {'the finalist' if len(finalists) == 1 else f'{len(finalists)} finalists'} against the default"
+
+
+def _measure_rounds(
+    session: SweepSession, finalists: list[Candidate], run: Callable[[str], str], unfinished: tuple[Proposed, ...]
+) -> bool:
+    """All rounds, or as many as there are finalists for; False where they were interrupted."""
+    sides = [session.default, *finalists]
+    left = {proposed.candidate.id: proposed for proposed in unfinished}
+    for number in range(session.sweep.spec.verify.rounds):
+        for side in order(number, len(sides)):
+            if len(session.repeats(sides[side])) > number or (side and _failed(session, sides[side])):
+                continue
+            if all(_failed(session, candidate) for candidate in finalists):
+                return True
+            proposed = left.pop(sides[side].id, None) or session.propose(sides[side], "verify")
+            if session.error or session.interrupted or not _measure(session, proposed, run):
+                return False
+    return True
+
+
+def _failed(session: SweepSession, candidate: Candidate) -> bool:
+    return failed_again(candidate.id, session.repeats(candidate)) is not None
 
 
 def _measure(session: SweepSession, proposed: Proposed, run: Callable[[str], str]) -> bool:

@@ -1,6 +1,8 @@
 """A sweep as a user runs it: real Ray, Optuna, Megatron-Core and MLflow, stopped, killed and resumed."""
 
 import signal
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.end_to_end.sweeps import (
     write_sweep,
 )
 from tracking.journal import fold, read_events
+from tracking.record import Compared, TrialRecord
 from train_worker.outcome import Measured
 
 TRIALS = 9
@@ -77,6 +80,7 @@ def test_a_sweep_interrupted_killed_and_resumed_loses_and_repeats_nothing(tmp_pa
     assert all(isinstance(record.outcome, Measured) for record in searched)
     verdict = state.compared[-1]
     assert verdict.verdict in ("faster", "slower", "tie", "same")
+    _each_finalist_ran_in_both_rounds(verdict, state.finished)
     assert report["leaderboard"]["verdict"]["kind"] == verdict.verdict
     # MLflow got everything, from three drivers, once each: nothing is left for the report to fill in.
     assert report["mlflow"]["failed"] == 0
@@ -84,6 +88,13 @@ def test_a_sweep_interrupted_killed_and_resumed_loses_and_repeats_nothing(tmp_pa
     # Overhead outside training is known for every trial.
     assert all(record.outcome.phases.fixed_s > 0 for record in searched if isinstance(record.outcome, Measured))
     _once_more_is_the_same_answer(sweep, journal, report)
+
+
+def _each_finalist_ran_in_both_rounds(compared: Compared, records: Sequence[TrialRecord]) -> None:
+    verified = [record.candidate.id for record in records if record.purpose == "verify"]
+    sides = {compared.default_id, compared.finalist_id, *(each.finalist_id for each in compared.runners_up)}
+    assert Counter(verified) == Counter({} if compared.verdict == "same" else dict.fromkeys(sides, 2))
+    assert verified[:1] in ([], [compared.default_id])
 
 
 def _once_more_is_the_same_answer(sweep: Path, journal: Path, report: Any) -> None:

@@ -5,7 +5,18 @@ from typing import Literal
 
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.shapes import StackVersions
-from tracking.record import Compared, Event, Proposed, Purpose, RuleCount, Screened, SweepStarted, TrialRecord
+from tracking.record import (
+    Compared,
+    Event,
+    Proposed,
+    Purpose,
+    RuleCount,
+    RunnerUp,
+    Screened,
+    SweepStarted,
+    TrialRecord,
+    Versus,
+)
 from train_worker.kernels import GpuEvent, StepTrace
 from train_worker.outcome import (
     Crashed,
@@ -130,6 +141,14 @@ def compared(verdict: str = "faster") -> Compared:
             "verdict": verdict,
         }
     )
+
+
+def two_finalists(**changes: Versus) -> Compared:
+    """The finalist of `compared`, with micro_batch_size=8 behind it."""
+    default = Versus(rounds=4, ratio=0.76, ratio_low=0.75, ratio_high=0.77, verdict="faster")
+    named = Versus(rounds=4, ratio=1.003, ratio_low=0.98, ratio_high=1.03, verdict="tie")
+    other = RunnerUp(finalist_id=candidate(micro_batch_size=8).id, against_default=default, against_named=named)
+    return compared().model_copy(update={"runners_up": (other.model_copy(update=changes),)})
 
 
 def sweep(verdict: str = "faster") -> list[Event]:

@@ -16,7 +16,17 @@ from mlflow import MlflowClient
 
 from search_spaces.errors import MoetuneError
 from tests.tracking.runs import prepare, read_runs
-from tests.tracking.sample import candidate, finished, head, measured, profiled, proposed, screened, sweep
+from tests.tracking.sample import (
+    candidate,
+    finished,
+    head,
+    measured,
+    profiled,
+    proposed,
+    screened,
+    sweep,
+    two_finalists,
+)
 from tracking import mlflow_payload as words
 from tracking.mlflow_store import MlflowFailed, MlflowStore
 from tracking.mlflow_view import MlflowView, missing, sync
@@ -62,6 +72,23 @@ def test_a_sweep_is_one_parent_and_a_child_a_trial(uri: str) -> None:
     assert child.history["peak_memory_bytes"] == [(0, 10_000_000)]
     assert child.history["fixed_cost_s"][0][1] == pytest.approx(0.91)
     assert child.history["phase.build_s"] == [(0, 0.4)]
+
+
+def test_every_finalist_is_in_the_run_of_the_sweep(uri: str) -> None:
+    assert sync([*sweep()[:-1], two_finalists()], uri).failed == 0
+    parent = read_runs(uri)["laptop/001"]
+    assert (parent.tags["finalist"], parent.tags["finalist_2"]) == (FAST.id, candidate(micro_batch_size=8).id)
+    assert parent.tags["verdict_2_against_default"] == "faster"
+    assert parent.tags["verdict_2_against_finalist"] == "tie"
+    assert parent.history["compare.ratio"] == [(0, 0.75)]
+    assert parent.history["compare.finalist_2.against_default.ratio"] == [(0, 0.76)]
+    assert parent.history["compare.finalist_2.against_finalist.ratio_high"] == [(0, 1.03)]
+
+
+def test_a_run_of_an_earlier_release_is_found_again() -> None:
+    """Its parent's name in MLflow is of its head, as it was written then."""
+    assert words.parent_uid(head()) == "8fdae77607c2e828"
+    assert words.parent_uid(head().model_copy(update={"finalists": 2})) == "8fdae77607c2e828"
 
 
 def test_a_profiled_step_and_the_trace_of_a_finalist_are_there(uri: str, tmp_path: Path) -> None:

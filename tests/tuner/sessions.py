@@ -74,6 +74,7 @@ class Bench:
                     sweep_text=self.sweep.text,
                     seed=spec.seed,
                     started_at="2026-11-30T00:00:00+00:00",
+                    finalists=session.most_finalists,
                 )
             )
         return session
@@ -112,3 +113,8 @@ def run_with(times: Callable[[Candidate, int], float], ran: list[str]) -> Callab
         return result(measured(times(candidate, len(ran))))
 
     return run
+
+
+def one_finalist(text: str) -> str:
+    """A change of the sweep file."""
+    return text.replace("verify: {rounds: 2}", "verify: {rounds: 2, finalists: 1}")

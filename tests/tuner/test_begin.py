@@ -24,10 +24,12 @@ from tracking.lock import turn
 from tracking.record import Compared, Event, Screened, SweepStarted
 from train_worker.outcome import Crashed
 from train_worker.rank_report import InterruptedGang
-from tuner.begin import START_LOCK, begun, nothing_left, resumed
+from tuner.begin import START_LOCK, begun, resumed
 from tuner.commands import run as run_command
 from tuner.commands.run import RunOptions, run
 from tuner.commands.status import stop
+from tuner.over import nothing_left
+from tuner.run_folder import runs_of
 from tuner.sweep import LoadedSweep, load_sweep
 from tuner.verify import verify
 
@@ -200,6 +202,35 @@ def test_of_two_that_start_at_once_one_starts(sweep: LoadedSweep) -> None:
     assert "run 001" in refused[0]
 
 
+KILLED = """
+import os, signal, sys
+from contextlib import ExitStack
+from pathlib import Path
+from tracking.journal import Journal
+from tuner.begin import begun
+from tuner.sweep import load_sweep
+real = Journal.create
+def create(path):
+    if sys.argv[2] == "after":
+        real(path)
+    os.kill(os.getpid(), signal.SIGKILL)
+Journal.create = create
+begun(load_sweep(Path(sys.argv[1])), False, ExitStack())
+"""
+
+
+@pytest.mark.parametrize(("when", "runs"), [("before", []), ("after", ["001"])])
+def test_a_driver_killed_at_its_start_leaves_no_run_without_its_sweep_file(
+    sweep: LoadedSweep, when: str, runs: list[str]
+) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, sweep.path, when], cwd=Path(__file__).parents[2])
+    assert done.returncode == -signal.SIGKILL
+    assert [run.name for run in runs_of(sweep.home)] == runs
+    assert (sweep.home / "001" / "sweep.yaml").read_text() == sweep.text
+    with ExitStack() as stack:
+        assert begun(sweep, False, stack)[0].name == "002"
+
+
 def test_resuming_where_nothing_was_begun_leaves_no_folder(sweep: LoadedSweep) -> None:
     with pytest.raises(InputError, match="no run of this sweep here"):
         told(sweep, resume=True)
@@ -241,28 +272,28 @@ def test_what_is_left_of_a_real_search(tmp_path: Path) -> None:
     def stops_at_third(job_json: str) -> str:
         return result(InterruptedGang()) if len(ran) == 2 else run_with(lambda c, _: speed(c), ran)(job_json)
 
-    assert nothing_left(bench.journal.events, bench.sweep) == ""
+    assert nothing_left(bench.journal.events, bench.sweep.spec) == ""
     assert verify(session, stops_at_third) is None
-    assert nothing_left(bench.journal.events, bench.sweep) == ""
+    assert nothing_left(bench.journal.events, bench.sweep.spec) == ""
     assert verify(session, run_with(lambda c, _: speed(c), ran), bench.state().in_flight) is not None
-    assert nothing_left(bench.journal.events, bench.sweep).startswith("budget: 4 trials")
-    assert nothing_left(bench.journal.events, load_sweep(write_sweep(tmp_path, 10))) == ""
-    assert nothing_left(bench.journal.events, load_sweep(write_sweep(tmp_path, 2))).startswith("budget: 2 trials")
+    assert nothing_left(bench.journal.events, bench.sweep.spec).startswith("budget: 4 trials")
+    assert nothing_left(bench.journal.events, load_sweep(write_sweep(tmp_path, 10)).spec) == ""
+    assert nothing_left(bench.journal.events, load_sweep(write_sweep(tmp_path, 2)).spec).startswith("budget: 2 trials")
 
 
 def test_every_way_in_which_a_search_is_over(tmp_path: Path) -> None:
     wall = load_sweep(write_sweep(tmp_path, 9))
     over = [*searched(wall), verdict()]
     # Under the same budget it ended by what no record holds: the clock of its driver, or memory.
-    assert nothing_left(over, wall).startswith("its budget is used up")
+    assert nothing_left(over, wall.spec).startswith("its budget is used up")
     all_tried = [over[0], Screened(total=40, accepted=3, rejected=()), *over[1:]]
     larger = load_sweep(write_sweep(tmp_path, 10))
-    assert nothing_left(all_tried, larger) == "every legal candidate was tried"
-    assert nothing_left(over, larger) == ""
+    assert nothing_left(all_tried, larger.spec) == "every legal candidate was tried"
+    assert nothing_left(over, larger.spec) == ""
     # A start with the larger budget that was stopped before its first trial came to no verdict.
-    assert nothing_left([*over, started(wall, larger.text, resumed=True)], larger) == ""
+    assert nothing_left([*over, started(wall, larger.text, resumed=True)], larger.spec) == ""
     # A sweep file of another release: what cannot be read is no reason to stop.
-    assert nothing_left([started(wall, "budget: [9"), *over[1:]], wall) == ""
-    assert nothing_left([*over, proposed(7, candidate(note="new"))], wall) == ""
-    assert nothing_left([*over, finished(7, candidate(note="new"), measured(0.01))], wall) == ""
-    assert nothing_left([], wall) == ""
+    assert nothing_left([started(wall, "budget: [9"), *over[1:]], wall.spec) == ""
+    assert nothing_left([*over, proposed(7, candidate(note="new"))], wall.spec) == ""
+    assert nothing_left([*over, finished(7, candidate(note="new"), measured(0.01))], wall.spec) == ""
+    assert nothing_left([], wall.spec) == ""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.compare import compare, median_interval, noise_floor, order, t_quantile
+from tuner.compare import compare, median_interval, name_one, noise_floor, order, t_quantile
 
 TIMES = st.floats(1e-4, 1e3)
 # No deadline: a busy machine is no fault of the code. Derandomized: the suite says the same every time.
@@ -62,9 +62,46 @@ def test_noise_that_hides_the_gain_is_a_tie() -> None:
     assert compare("a", "b", [(0.90, 1.0), (1.05, 1.0), (0.95, 1.0)]).verdict == "tie"
 
 
-def test_the_order_flips_every_round() -> None:
-    assert [order(i)[0] for i in range(4)] == ["default", "finalist", "default", "finalist"]
-    assert all(set(order(i)) == {"default", "finalist"} for i in range(4))
+def test_the_order_turns_every_round() -> None:
+    assert [order(i, 2) for i in range(4)] == [(0, 1), (1, 0), (0, 1), (1, 0)]
+    assert [order(i, 3) for i in range(4)] == [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 1, 2)]
+
+
+LATE = math.nan  # a round that was lost
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "named"),
+    [
+        ([0.80, 0.81, 0.80], [0.70, 0.71, 0.70], "two"),
+        ([0.70, 0.71, 0.70], [0.80, 0.81, 0.80], "one"),
+        ([0.70, 1.10, 0.80], [0.90, 0.91, 0.90], "two"),  # 0.85 at its best, which 1 is in the interval of
+        ([0.95, 1.08, 0.97], [0.90, 1.20, 0.92], "two"),  # nothing is shown: 0.995 and 0.994
+        ([0.80, LATE, LATE], [1.10, 1.11, 1.10], "two"),  # slower is an answer, a single round is none
+        ([0.90, LATE, LATE], [0.80, LATE, LATE], "one"),
+        ([0.80, 0.80, 0.80], [0.80, 0.80, 0.80], "one"),
+    ],
+)
+def test_the_best_proven_one_is_named(one: list[float], two: list[float], named: str) -> None:
+    compared = name_one({"one": one, "two": two}, "default", [1.0, 1.0, 1.0])
+    assert compared.finalist_id == named
+    assert [each.finalist_id for each in compared.runners_up] == [{"one": "two", "two": "one"}[named]]
+
+
+def test_one_that_failed_is_named_last_and_has_the_rounds_that_it_ran() -> None:
+    times = {"one": [0.5, 0.5, LATE], "two": [1.1, 1.2, 1.1, 1.2]}
+    compared = name_one(times, "default", [1.0] * 4, failed={"one"})
+    assert (compared.finalist_id, compared.verdict, compared.rounds) == ("two", "slower", 4)
+    assert (compared.runners_up[0].against_default.rounds, compared.runners_up[0].against_named.rounds) == (2, 2)
+    assert name_one(times, "default", [1.0] * 4, failed=times).finalist_id == "one"
+
+
+def test_one_finalist_is_compared_as_ever() -> None:
+    times, default = [0.9, 1.0, 0.8], [1.0, 1.1, 1.2]
+    assert name_one({"a": times}, "b", default, "natural") == compare(
+        "a", "b", list(zip(times, default, strict=True)), "natural"
+    )
+    assert name_one({"b": []}, "b", []).verdict == "same"
 
 
 def test_t_quantiles() -> None:

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from search_spaces.shapes import Routing
-from tests.tracking.sample import candidate, compared, finished, head, measured, screened, sweep, trials
-from tracking.record import Compared, Event, TrialRecord
+from tests.tracking.sample import candidate, compared, finished, head, measured, screened, sweep, trials, two_finalists
+from tracking.record import Compared, Event, TrialRecord, Versus
 from train_worker.outcome import Crashed, Diverged, Measured, OutOfMemory, StepSample, Work
 from train_worker.timing import step_timing
 from tuner.leaderboard import Leaderboard, leaderboard
@@ -87,6 +87,9 @@ def test_a_finalist_that_fails_when_run_again_does_not_win() -> None:
     board = leaderboard([*sweep()[:-1], late, compared()])
     assert board.winner_id == DEFAULT.id
     assert "loss is nan" in board.verdict.words
+    again = compared().model_copy(update={"verdict": "unverified", "rounds": 0})
+    always = leaderboard([*sweep()[:-1], late, again])
+    assert (always.winner_id, always.verdict.words) == (DEFAULT.id, board.verdict.words), "in no round did it run"
     lost = finished(9, FAST, Crashed(phase="measure", detail="node lost", infrastructure=True), "verify")
     assert leaderboard([*sweep()[:-1], lost, compared()]).winner_id == FAST.id
 
@@ -226,8 +229,20 @@ def test_odd_step_times_of_the_leader_and_the_default_are_said() -> None:
     assert "Step times of moe_token" not in text
 
 
+def test_the_other_finalists_stand_under_the_verdict() -> None:
+    text = printed(leaderboard([*sweep()[:-1], two_finalists()]), width=200)
+    assert text.splitlines()[1] == (
+        "Also run again: micro_batch_size=8, 0.760 (0.750 to 0.770) of the default's step time (faster); a tie with "
+        "the finalist above, 1.003 (0.980 to 1.030) of its step time."
+    )
+    few = Versus(rounds=1, ratio=1, ratio_low=1, ratio_high=1, verdict="unverified")
+    assert "micro_batch_size=8, in too few rounds to tell." in printed(
+        leaderboard([*sweep()[:-1], two_finalists(against_default=few, against_named=few)])
+    )
+
+
 def test_a_leaderboard_survives_json() -> None:
-    board = leaderboard(sweep())
+    board = leaderboard([*sweep()[:-1], two_finalists()])
     assert Leaderboard.model_validate_json(board.model_dump_json()) == board
 
 

@@ -29,6 +29,8 @@ def test_the_laptop_plan(laptop: PlanResult) -> None:
     assert laptop.first[0].id == laptop.default.id
     assert laptop.trials == 16
     assert laptop.worker_hours_at_most == pytest.approx(16 * 60 * 2 / 3600)
+    assert laptop.finalists_at_most == 2
+    assert laptop.verify_hours_at_most == pytest.approx((1 + 2) * 4 * 60 * 2 / 3600)
 
 
 def test_the_h200_plan(tmp_path: Path) -> None:
@@ -84,6 +86,8 @@ def test_a_small_space_bounds_the_trials(tmp_path: Path) -> None:
     file.write_text(text.replace("trials: 16", "trials: 5000"))
     found = plan(load_sweep(file))
     assert found.trials == found.accepted == 222
+    file.write_text(text.replace("trials: 16", "trials: 2"))
+    assert plan(load_sweep(file)).finalists_at_most == 1  # the other trial is the default's
 
 
 def test_people_see_counts_reasons_and_the_default(laptop: PlanResult) -> None:
@@ -92,6 +96,7 @@ def test_people_see_counts_reasons_and_the_default(laptop: PlanResult) -> None:
     text = console.export_text()
     for words in ("2,688,000", "764 can run here", "CPU-02", "FP8 and FP4 need a GPU", "can run"):
         assert words in text
+    assert "and 0.40 to verify the best 2" in " ".join(text.split())
     assert "[" not in text.split("Default configuration")[1].split("\n")[0]
 
 

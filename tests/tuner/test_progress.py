@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from search_spaces.candidate import Candidate
-from tests.tracking.sample import compared, finished, head, measured, proposed, screened
+from tests.tracking.sample import compared, finished, head, measured, proposed, screened, two_finalists
 from tracking.record import RuleCount
 from train_worker.outcome import Crashed, Diverged, Hung, Outcome, OutOfMemory, Rejected
 from tuner.commands.init import write_sweep
@@ -165,6 +165,12 @@ def test_elsewhere_it_is_a_line_an_event(sweep: LoadedSweep) -> None:
         "2.5 finalist against default: faster",
         "2.5 done",
     ]
+
+
+def test_of_several_finalists_it_is_said_how_many_there_were(sweep: LoadedSweep) -> None:
+    progress, _ = watched(sweep)
+    progress.on_event(two_finalists())
+    assert "finalist (named of 2) against default: faster" in progress.console.export_text()
 
 
 def test_each_outcome_in_one_line() -> None:

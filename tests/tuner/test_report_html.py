@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from search_spaces.errors import ResourceMissing
-from tests.tracking.sample import candidate, finished, head, measured, sweep
+from tests.tracking.sample import candidate, finished, head, measured, sweep, two_finalists
 from tracking.record import Event
 from train_worker.outcome import Crashed
 from tuner.report_html import page, write_html
@@ -106,6 +106,11 @@ def test_a_sweep_that_measured_nothing_has_a_page_too() -> None:
     reader = Reader(page([head(), crash]))
     assert "Nothing acceptable was measured." in reader.text
     assert "newPlot" not in "".join(reader.scripts[1:])
+
+
+def test_the_other_finalists_stand_under_the_verdict() -> None:
+    text = Reader(page([*sweep()[:-1], two_finalists()])).text
+    assert text.index("Faster: ") < text.index("Also run again: micro_batch_size=8, 0.760") < text.index("Ranking")
 
 
 def test_the_page_is_written_where_asked(tmp_path: Path) -> None:

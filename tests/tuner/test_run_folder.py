@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from search_spaces.errors import InputError
+from tests.end_to_end.sweeps import write_sweep
 from tests.tracking.sample import candidate, finished, head, measured, proposed, sweep
 from tracking.journal import Journal
 from tracking.record import Event
+from train_worker.outcome import Crashed
+from tuner.commands.status import to_resume
 from tuner.run_folder import RunFolder, chosen_run, next_run, runs_of, status_of
 
 
@@ -85,6 +88,32 @@ def test_a_finished_run_is_done_with_its_verdict(home: Path) -> None:
     found = status_of(written(next_run(home), sweep("tie")))
     assert (found.sweep, found.run, found.state, found.verdict) == ("laptop", "001", "done", "tie")
     assert (found.finished, found.in_flight, found.cut_short) == (9, 0, 0)
+
+
+def crashes(path: Path, trials: int, budget: int) -> list[Event]:
+    """A real sweep file with that budget, and so many trials of it that came to nothing."""
+    start = head().model_copy(update={"sweep_text": write_sweep(path, budget).read_text()})
+    crash = Crashed(phase="build", detail="x")
+    return [start, *(finished(number, candidate(micro_batch_size=number), crash) for number in range(trials))]
+
+
+def test_a_run_that_measured_nothing_is_done_and_says_so(home: Path, tmp_path: Path) -> None:
+    found = status_of(written(next_run(home), crashes(tmp_path, 3, budget=3)))
+    assert (found.state, found.finished, found.verdict) == ("done", 3, "none")
+    assert to_resume(found) == "nothing was measured: `moetune report` says why"
+    going_on = status_of(written(next_run(home), crashes(tmp_path, 2, budget=3)))
+    assert (going_on.state, going_on.verdict, to_resume(going_on)) == ("resumable", "", "go on with --resume")
+
+
+def test_a_verdict_of_an_earlier_budget_does_not_end_a_run(home: Path, tmp_path: Path) -> None:
+    """One that was resumed with a larger budget, and stopped in its search."""
+    start, *_ = crashes(tmp_path, 0, budget=9)
+    again = crashes(tmp_path, 0, budget=20)[0].model_copy(update={"resumed": True})
+    events = [start, *sweep()[1:]]
+    assert status_of(written(next_run(home), events)).state == "done"
+    events += [again, finished(9, candidate(micro_batch_size=9), measured(0.1))]
+    found = status_of(written(next_run(home), events))
+    assert (found.state, found.verdict) == ("resumable", "faster")
 
 
 def test_a_run_whose_driver_is_gone_is_resumable(unfinished: RunFolder) -> None:

@@ -72,7 +72,7 @@ def test_a_trial_that_was_given_up_is_measured_and_wins_nothing(bench: Bench) ->
     session.next_job("b")
     session.finish("b", result(measured(4.0).model_copy(update={"given_up": True, "warmup": ()})))
     assert isinstance(session.records[1].outcome, Measured)
-    assert session.winner() == session.records[0]
+    assert session.finalists()[0] == session.records[0]
 
 
 def test_one_slot_has_one_trial_at_a_time(bench: Bench) -> None:
@@ -188,7 +188,7 @@ def test_no_failure_ends_the_sweep_or_wins_it(bench: Bench, outcome: Outcome) ->
     session = bench.session()
     default = bench.sweep.space.default().id
     assert len(drive(session, lambda candidate: honest(candidate) if candidate.id == default else outcome)) == 8
-    winner = session.winner()
+    winner = session.finalists()[0]
     assert winner is not None
     assert winner.candidate.id == default
     assert not session.error
@@ -199,7 +199,7 @@ def test_a_fast_trial_with_another_loss_is_diverged_not_the_winner(bench: Bench)
     default = bench.sweep.space.default().id
     drive(session, lambda c: measured(1.0) if c.id == default else measured(0.001, loss=2.2))
     assert {record.outcome.kind for record in session.records[1:]} == {"diverged"}
-    winner = session.winner()
+    winner = session.finalists()[0]
     assert winner is not None
     assert winner.candidate.id == default
 

@@ -255,6 +255,8 @@ def test_the_digest_of_a_file_from_before_a_key_was_known_is_as_it_was(tmp_path:
     assert load(tmp_path, constant).digest == "6277922cad93"
     assert load(tmp_path, warmed).digest != "6277922cad93"
     assert load(tmp_path, GOOD + "guard: {low_precision_mean_loss_relative_tolerance: 0.03}\n").digest != "6277922cad93"
+    assert load(tmp_path, GOOD + "verify: {finalists: 2}\n").digest == "6277922cad93"
+    assert load(tmp_path, GOOD + "verify: {finalists: 3}\n").digest != "6277922cad93"
 
 
 @pytest.mark.parametrize(

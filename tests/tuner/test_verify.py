@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.sweeps import write_sweep
-from tests.tuner.sessions import Bench, drive, measured, result, run_with, speed
+from tests.tuner.sessions import Bench, drive, measured, one_finalist, result, run_with, speed
 from train_worker.job import TrialJob
-from train_worker.outcome import (
-    Diverged,
-    Measured,
-)
+from train_worker.outcome import Measured
 from train_worker.rank_report import InterruptedGang, SlotResult
 from tuner.sweep import load_sweep
 from tuner.verify import verify
@@ -19,14 +16,14 @@ from tuner.verify import verify
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+    """One finalist: several are below."""
+    return Bench(tmp_path, change=one_finalist)
 
 
 def test_verification_is_interleaved_and_finds_the_faster(bench: Bench) -> None:
     session = bench.session()
     drive(session)
-    winner, default = session.winner(), bench.sweep.space.default()
-    assert winner is not None
+    winner, default = session.finalists()[0], bench.sweep.space.default()
     ran: list[str] = []
     compared = verify(session, run_with(lambda c, n: speed(c) * (1 + n / 1000), ran))
     assert compared is not None
@@ -94,7 +91,7 @@ def test_ctrl_c_in_the_verification_is_an_interruption_although_the_search_was_o
 
 
 def forced(text: str) -> str:
-    return text.replace("measured_steps: 3", "measured_steps: 3\n  routing: forced")
+    return one_finalist(text).replace("measured_steps: 3", "measured_steps: 3\n  routing: forced")
 
 
 def test_a_winner_found_with_forced_balance_is_verified_with_natural_routing(tmp_path: Path) -> None:
@@ -130,9 +127,9 @@ def test_the_guard_compares_natural_routing_with_the_default_under_natural_routi
     compared = verify(session, run)
     assert compared is not None
     assert compared.verdict == "unverified"
-    winner = session.winner()
-    assert winner is not None
-    assert all(isinstance(record.outcome, Diverged) for record in session.repeats(winner.candidate))
+    winner = session.finalists()[0]
+    assert [record.outcome.kind for record in session.repeats(winner.candidate)] == ["diverged"]
+    assert len(session.repeats(session.default)) == 1, "what nothing can come of is not measured on"
 
 
 def test_a_larger_budget_is_verified_anew_not_against_yesterdays_default(tmp_path: Path) -> None:

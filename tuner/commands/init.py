@@ -59,9 +59,10 @@ budget:
 search:
   strategy: {strategy}
 
-# Winner and default measured again in turns; a difference inside the noise is a tie.
+# The search's best ones and the default measured again in turns; a difference inside the noise is a tie.
 verify:
   rounds: 4 # 3 or more; 0 leaves the winner unverified
+  finalists: 2 # single trials differ by several percent, so that the best of a search may only have been lucky
 
 tracking:
   folder: moetune-runs

@@ -18,6 +18,7 @@ from search_spaces.rules import case_of
 from search_spaces.screen import Refusal, screen, verdict
 from search_spaces.shapes import Noun
 from tuner.cpu_memory import shortage_of
+from tuner.finalists import most_finalists
 from tuner.sweep import LoadedSweep
 from tuner.sweep_warnings import warnings_of
 
@@ -58,7 +59,8 @@ class PlanResult(Noun):
     worker_hours_at_most: float = Field(
         description="trials x time limit x ranks, or budget.worker_hours where less; the search usually takes far less"
     )
-    verify_hours_at_most: float = Field(description="the same for winner and default, verify.rounds times each")
+    finalists_at_most: int = Field(description="that are verified")
+    verify_hours_at_most: float = Field(description="the same for finalists and default, verify.rounds times each")
 
 
 def plan(loaded: LoadedSweep) -> PlanResult:
@@ -69,6 +71,7 @@ def plan(loaded: LoadedSweep) -> PlanResult:
     refused = verdict(case_of(default, loaded.model, spec.cluster, spec.training, spec.stack))
     trials = min(spec.budget.trials, screening.count)
     hours = spec.budget.trial_time_limit_s * spec.cluster.workers_per_trial / 3600
+    finalists = min(most_finalists(spec), max(trials - 1, 1))  # one trial is the default's
     judge = MemoryJudge(screening.facts)
     scanned = islice(screening, DRAWS)
     return PlanResult(
@@ -87,7 +90,8 @@ def plan(loaded: LoadedSweep) -> PlanResult:
         trials=trials,
         warnings=warnings_of(spec, spec.stack, shortage_of(loaded, spec.launch.address)),
         worker_hours_at_most=min(trials * hours, spec.budget.worker_hours or math.inf),
-        verify_hours_at_most=2 * spec.verify.rounds * hours,
+        finalists_at_most=finalists,
+        verify_hours_at_most=(1 + finalists) * spec.verify.rounds * hours,
     )
 
 
@@ -136,9 +140,13 @@ def render(found: PlanResult, console: Console) -> None:
         console.print(f"  {candidate.id}  {candidate.label(found.default)}", markup=False, highlight=False)
     console.print(
         f"Budget: {found.trials} trials, at most {found.worker_hours_at_most:.2f} worker-hours if each took its limit, "
-        f"and {found.verify_hours_at_most:.2f} to verify the winner",
+        f"and {found.verify_hours_at_most:.2f} to verify {_count(found.finalists_at_most)}",
         highlight=False,
     )
+
+
+def _count(finalists: int) -> str:
+    return "the winner" if finalists == 1 else f"the best {finalists}"
 
 
 def _render_memory(memory: PlannedMemory, console: Console) -> None:

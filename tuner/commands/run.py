@@ -22,15 +22,16 @@ from tracking.mlflow_view import MlflowView
 from tracking.record import RuleCount, Screened, SweepStarted
 from tracking.screening import same_screening
 from tracking.uri import resolve_uri, without_uri_secrets
-from tuner.begin import begun, nothing_left, refuse_second, resumed
+from tuner.begin import begun, refuse_second, resumed
 from tuner.cpu_memory import Shortage, shortage_of
 from tuner.objective import score
+from tuner.over import nothing_left
 from tuner.progress import Progress
 from tuner.run_folder import RunFolder
 from tuner.session import SweepSession, now
 from tuner.sweep import LoadedSweep
 from tuner.sweep_warnings import warnings_of
-from tuner.verify import verify
+from tuner.verify import verify, what_follows
 
 if TYPE_CHECKING:
     from tuner.launch.slots import Slots
@@ -63,7 +64,7 @@ def run(sweep: LoadedSweep, options: RunOptions, console: Console) -> RunResult:
     with ExitStack() as stack:
         refuse_second(sweep, options.beside)  # at once: a worker is asked for seconds
         opened = resumed(sweep, options.beside, stack) if options.resume else None
-        if opened is not None and (why := nothing_left(opened[1].events, sweep)):
+        if opened is not None and (why := nothing_left(opened[1].events, sweep.spec)):
             return _done_before(why, sweep, *opened, console)
         short = _shortage(sweep, options)
         software = sweep.spec.stack or _stack_of_workers(sweep, options)
@@ -163,6 +164,7 @@ def _started(session: SweepSession, sweep: LoadedSweep, folder: RunFolder, resum
             seed=sweep.spec.seed,
             started_at=now(),
             resumed=resumed,
+            finalists=session.most_finalists,
         )
     )
 
@@ -212,7 +214,7 @@ def _search_and_verify(
         drive(session, board, scratch, isolation)
         if session.interrupted or session.error or session.broken:
             return
-        progress.say(f"search over ({session.stop_reason}); measuring the finalist against the default")
+        progress.say(f"search over ({session.stop_reason}); {what_follows(session)}")
         verify(session, (lambda job: run_on_slot(board, job)) if board else run_as_job, unfinished)
     progress.say("done")
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from search_spaces.errors import Fault, InputError, ResourceMissing
 from search_spaces.shapes import Noun
-from tuner.run_folder import RunStatus, chosen_run, runs_of, status_of
+from tuner.run_folder import NOTHING, RunStatus, chosen_run, runs_of, status_of
 
 POLL_S = 0.2
 
@@ -44,7 +44,9 @@ def render(found: Statuses, console: Console) -> None:
 
 
 def to_resume(run: RunStatus) -> str:
-    """What is left of a run that no driver works on, in words; empty where nothing is."""
+    """What is left to do about a run that no driver works on, in words; empty where nothing is."""
+    if run.state == "done" and run.verdict == NOTHING:
+        return "nothing was measured: `moetune report` says why"
     if run.cut_short:
         return f"go on with --resume ({run.cut_short} cut short, to run again)"
     return "go on with --resume" if run.state == "resumable" else ""
