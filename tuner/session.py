@@ -87,7 +87,7 @@ class SweepSession:
 
     def next_job(self, handle: str) -> str:
         """A TrialJob as JSON, "wait" (every slot is taken, or the baseline must end first), or "done"."""
-        if self.stop_reason or self._spent():
+        if not self.search_left():
             return "done"
         if len(self._running) >= self.sweep.spec.cluster.slots:
             return "wait"  # else Tune queues ahead, and a proposal knows less than it could
@@ -119,6 +119,10 @@ class SweepSession:
         self.proposer.tell(record.number, *self._told(record.outcome))
 
     # --- for the verification and the driver
+
+    def search_left(self) -> bool:
+        """Whether the budget leaves a trial of the search, and nobody has asked to stop."""
+        return not (self.stop_reason or self._spent())
 
     def propose(self, candidate: Candidate, purpose: Purpose) -> Proposed:
         """Write down that a trial of `candidate` is to run."""

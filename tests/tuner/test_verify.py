@@ -72,6 +72,7 @@ def test_an_interrupted_verification_goes_on_where_it_stopped(bench: Bench) -> N
     assert verify(session, stops_at_third) is None
     bench.journal.close()
     again = bench.session()
+    assert not again.search_left()
     assert again.next_job("h") == "done"
     unfinished = bench.state().in_flight
     assert [each.purpose for each in unfinished] == ["verify"]

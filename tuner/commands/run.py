@@ -211,7 +211,8 @@ def _search_and_verify(
             waited_s = slots.wait_ready(READY_LIMIT_S, lambda: bool(session.stop_reason))
             progress.say(f"workers ready after {waited_s:.1f} s; searching")
         board = slots.board if slots is not None else None
-        drive(session, board, scratch, isolation)
+        if session.search_left():  # Tune without a trial is over while it still copies its own state, and says so
+            drive(session, board, scratch, isolation)
         if session.interrupted or session.error or session.broken:
             return
         progress.say(f"search over ({session.stop_reason}); {what_follows(session)}")
