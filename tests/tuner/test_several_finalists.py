@@ -158,6 +158,23 @@ def test_a_trial_cut_short_in_the_verification_is_history_where_a_larger_budget_
     assert nothing_left(larger.journal.events, larger.sweep.spec).startswith("budget: 12 trials")
 
 
+def test_a_search_trial_cut_short_where_the_budget_is_used_up_since_keeps_no_run_open(tmp_path: Path) -> None:
+    """It was in flight beside one that used the rest up, or the budget was made smaller: a resume never runs it."""
+    bench = Bench(tmp_path)
+    session = bench.session()
+    drive(session, limit=5)
+    assert session.next_job("cut short") not in ("wait", "done")
+    bench.journal.close()
+    smaller = Bench(tmp_path, trials=5)
+    again = smaller.session()
+    assert nothing_left(smaller.journal.events, smaller.sweep.spec) == ""
+    assert drive(again) == []
+    assert verify(again, run_with(lambda c, _: speed(c), []), smaller.state().in_flight) is not None
+    assert [each.purpose for each in smaller.state().in_flight] == ["search"]
+    assert nothing_left(smaller.journal.events, smaller.sweep.spec).startswith("budget: 5 trials")
+    assert nothing_left(smaller.journal.events, bench.sweep.spec) == ""
+
+
 def test_a_run_from_before_there_were_several_goes_on_with_one(bench: Bench) -> None:
     """Its head does not say how many, and its sweep file has the same digest as then (test_sweep)."""
     session, (default, best, _) = searched(bench)
