@@ -233,7 +233,7 @@ def command(grids: Mapping[str, Grid], description: str | None) -> None:
     parser.add_argument("--list", action="store_true", help="count and predict, run nothing")
     parser.add_argument("--summary", action="store_true", help="what each knob does in the rows; runs nothing")
     options = parser.parse_args()
-    if not options.list and options.rows is None:
+    if options.rows is None and (options.summary or not options.list):
         parser.error("give a file for the rows, or --list")
     if options.summary:
         print(summary(grids[options.shape], options.rows))

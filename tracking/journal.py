@@ -51,7 +51,10 @@ class JournalState(Noun):
 
 
 def fold(events: Iterable[Event]) -> JournalState:
-    """What a journal says. InputError where it does not begin with `SweepStarted` (it is empty: nothing to resume)."""
+    """What a journal says. InputError where it does not begin with `SweepStarted` (it is empty: nothing to resume).
+
+    A verification trial that was cut short before the search went on is not in flight: its rounds are history.
+    """
     events = tuple(events)
     heads = [event for event in events if isinstance(event, SweepStarted)]
     if not heads:
@@ -59,11 +62,16 @@ def fold(events: Iterable[Event]) -> JournalState:
     finished = tuple(event for event in events if isinstance(event, TrialRecord))
     done = {record.number for record in finished}
     proposed = {event.number: event for event in events if isinstance(event, Proposed)}
+    searched = max((event.number for event in proposed.values() if event.purpose != "verify"), default=-1)
     return JournalState(
         head=heads[0],
         screened=next((event for event in events if isinstance(event, Screened)), None),
         finished=finished,
-        in_flight=tuple(event for number, event in proposed.items() if number not in done),
+        in_flight=tuple(
+            event
+            for number, event in proposed.items()
+            if number not in done and (event.purpose != "verify" or number > searched)
+        ),
         next_number=max((*done, *proposed), default=-1) + 1,
         compared=tuple(event for event in events if isinstance(event, Compared)),
     )

@@ -5,6 +5,7 @@ Sources of the texts: torch's allocator, NCCL's disguises of an out-of-memory (`
 """
 
 import errno
+import os
 import re
 import traceback
 from pathlib import Path
@@ -69,7 +70,8 @@ def classify(error: BaseException, phase: str, step: int = -1) -> Outcome:
     # After the warm-up what was built is read back ("build" again): a fault there is ours, and no refusal of the stack.
     refusing = phase in ("build", "warmup") and step <= 0
     if refusing and (isinstance(error, REFUSALS) or any(text in str(error) for text in REFUSING_WORDS)):
-        return Rejected(rule="stack-refuses", reason=f"{type(error).__name__}: {error}"[:DETAIL_CHARACTERS])
+        reason = without_home(f"{type(error).__name__}: {error}")[:DETAIL_CHARACTERS]
+        return Rejected(rule="stack-refuses", reason=reason)
     network = any(text in _words(error) for text in NETWORK) and phase == "process_group"
     machine = isinstance(error, MachineFault) or (isinstance(error, OSError) and error.errno in NO_ROOM)
     return Crashed(phase=phase, detail=detail, infrastructure=network or machine)
@@ -98,13 +100,20 @@ def _words(error: BaseException) -> str:
 
 def _detail(error: BaseException) -> str:
     """The error and the end of its traceback; the end is what names the call."""
-    return "".join(traceback.format_exception(error))[-DETAIL_CHARACTERS:]
+    return without_home("".join(traceback.format_exception(error)))[-DETAIL_CHARACTERS:]
 
 
 def without_home(text: str) -> str:
-    """The text with this user's home folder as "~": tracebacks are full of it, and it names the user."""
+    """The text with this user's home folder as "~": tracebacks are full of it, and it names the user.
+
+    Also where it is spelled as what a link of that name leads to. Cut a text afterwards: half a path is not found.
+    """
     try:
-        home = str(Path.home())
+        home = Path.home()
     except RuntimeError:  # a user without one, as in many containers
         return text
-    return text.replace(f"{home}/", "~/") if home.startswith("/") and home != "/" else text
+    if not home.is_absolute() or home == home.parent:
+        return text
+    for folder in (str(home), os.path.realpath(home)):
+        text = re.sub(rf"{re.escape(folder)}(?![\w-]|\.\w)", "~", text)  # not a longer name, such as somebodyelse
+    return text

@@ -14,6 +14,7 @@ from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, Out
 
 KillReason = Literal["deadline", "memory", "peer", "stop"]
 SIGKILL = 9
+SPOKEN = ("detail", "reason", "profile_error")  # fields of outcomes that quote errors
 UNREPORTED = 70  # exit code of a rank that could not begin, or not write its report: its disk is full, as a rule
 
 
@@ -95,7 +96,7 @@ def combine(reports: list[RankReport], time_limit_s: float) -> Outcome:
         raise ValueError("combine() needs at least one rank report")
     reports = sorted(reports, key=lambda report: report.rank)
     if all(report.ok for report in reports):
-        return _with_launch_time(reports[0])
+        return _nameless(_with_launch_time(reports[0]))
     failed = [report for report in reports if not report.ok]
     root = min(failed, key=lambda report: (_collateral(report), _severity(explain(report, time_limit_s)), report.rank))
     return _nameless(explain(root, time_limit_s))
@@ -103,7 +104,7 @@ def combine(reports: list[RankReport], time_limit_s: float) -> Outcome:
 
 def _nameless(outcome: Outcome) -> Outcome:
     """Outcomes go into journals, reports and MLflow: their words do not name the user."""
-    words = {name: without_home(text) for name in ("detail", "reason") if (text := getattr(outcome, name, None))}
+    words = {name: without_home(text) for name in SPOKEN if (text := getattr(outcome, name, None))}
     return outcome.model_copy(update=words)
 
 

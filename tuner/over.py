@@ -39,10 +39,13 @@ def nothing_left(events: Sequence[Event], spec: SweepSpec) -> str:
     state = fold(events)
     measured = any(score(record.outcome, spec.objective) is not None for record in state.searched)
     judged = _judged_under(events)
-    if state.in_flight or (measured and judged is None):
+    if any(each.purpose == "verify" for each in state.in_flight) or (measured and judged is None):
         return ""
+    # Before trials of the search that were cut short: where the budget is used up, a resume does not run them either.
     if reason := spent(spec.budget, spec.cluster, state.finished, 0, searched_s(state.finished, spec.cluster)):
         return f"{reason}; with a larger one --resume goes on"
+    if state.in_flight:
+        return ""
     if state.screened and len({record.candidate.id for record in state.searched}) >= state.screened.accepted:
         return "every legal candidate was tried"
     return (

@@ -10,6 +10,7 @@ from search_spaces.memory.shape import Decoder, FactError, Grid
 
 SCALES = 1 + 4 / 128  # an FP8 value and its share of the scale: one fp32 a block of 128 (blockwise); others have fewer
 FP4_BYTES = 0.5 + 1 / 16  # NVFP4: one scale a block of 16
+RECEIVE = "moe_expert_rank_capacity_factor"  # size of the receive buffer over the mean load of a rank
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "uint8": 1}  # of optimizer dtype knobs, "torch." left out
 
 
@@ -64,13 +65,15 @@ def load_of(knobs: Mapping[str, KnobValue], decoder: Decoder, grid: Grid, forced
 
     One rank that holds every expert has exactly the mean. Of EP ranks with E / EP experts each, the largest of EP
     normal draws lies about sqrt(2 ln EP) deviations up; never more than all tokens choosing that rank. A capacity caps
-    it (`moe_expert_capacity_factor`); padding to it makes it exact.
+    it (`moe_expert_capacity_factor`); padding to it makes it exact. Raises FactError for a receive buffer of no size.
     """
     capacity = knobs.get("moe_expert_capacity_factor")
     if capacity is not None and knobs.get("moe_pad_expert_input_to_capacity"):
         return float(capacity)
-    receive = knobs.get("moe_expert_rank_capacity_factor")
+    receive = knobs.get(RECEIVE)
     if receive is not None:
+        if float(receive) <= 0:
+            raise FactError(RECEIVE, f"{RECEIVE} {receive} must be above 0")
         return float(receive)  # the receive buffer has one size, whatever arrives
     if forced or grid.expert == 1 or not decoder.experts:
         return 1.0

@@ -208,6 +208,8 @@ def test_fp8_keeps_copies_of_weights_and_narrower_activations() -> None:
         ({"tp": 3}, "world_size"),
         ({"ep": 48}, "world_size"),
         ({"use_precision_aware_optimizer": True, "exp_avg_dtype": "int3"}, "exp_avg_dtype"),
+        ({"ep": 8, "moe_expert_rank_capacity_factor": 0.0}, "moe_expert_rank_capacity_factor"),
+        ({"ep": 8, "moe_expert_rank_capacity_factor": -2}, "moe_expert_rank_capacity_factor"),
     ],
     ids=str,
 )

@@ -19,7 +19,7 @@ from tests.tracking.sample import candidate, compared, finished, head, measured,
 from tracking.ballast import BALLAST_BYTES
 from tracking.journal import Journal, JournalFull, fold, read_events
 from tracking.lock import holder
-from tracking.record import Event, TrialRecord
+from tracking.record import Event, Proposed, Purpose, TrialRecord
 from train_worker.outcome import Crashed, Measured
 
 ROOT = Path(__file__).parents[2]
@@ -154,6 +154,17 @@ def test_fold_gives_what_a_resume_needs() -> None:
     assert state.next_number == 4
     assert state.compared == (compared(),)
     assert fold([head()]).next_number == 0
+
+
+def test_a_verification_trial_from_before_the_search_went_on_is_not_in_flight() -> None:
+    def of(number: int, purpose: Purpose) -> Proposed:
+        return proposed(number, candidate(micro_batch_size=number + 1), purpose)
+
+    events: list[Event] = [head(), of(0, "baseline"), of(1, "verify")]
+    assert [event.number for event in fold(events).in_flight] == [0, 1]
+    state = fold([*events, of(2, "search"), of(3, "verify")])
+    assert [event.number for event in state.in_flight] == [0, 2, 3]
+    assert state.next_number == 4
     with pytest.raises(InputError, match="empty"):
         fold([])
 

@@ -1,5 +1,6 @@
 """One outcome out of the ends of all ranks: the root cause, whichever rank had it and whoever reported first."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tracking.sample import measured
-from train_worker.failures import without_home
+from train_worker.failures import DETAIL_CHARACTERS, classify, without_home
 from train_worker.outcome import Crashed, Diverged, Hung, Measured, Outcome, OutOfMemory, Rejected
 from train_worker.rank_report import SIGKILL, RankReport, combine, explain
 
@@ -154,6 +155,50 @@ def test_an_outcome_does_not_name_the_user(monkeypatch: pytest.MonkeyPatch, home
     said = Rejected(rule="stack-refuses", reason="ImportError: /people/somebody/x.so")
     refused = combine([RankReport(rank=0, outcome=said)], 60.0)
     assert refused == Rejected(rule="stack-refuses", reason="ImportError: ~/x.so")
+
+
+def test_a_measurement_whose_profile_failed_does_not_name_the_user_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/people/somebody")
+    error = "PermissionError: [Errno 13] Permission denied: '/people/somebody/.triton/cache'"
+    found = combine([RankReport(rank=0, outcome=measured(0.1).model_copy(update={"profile_error": error}))], 60.0)
+    assert isinstance(found, Measured)
+    assert found.profile_error == "PermissionError: [Errno 13] Permission denied: '~/.triton/cache'"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no room in '/people/somebody'", "no room in '~'"),
+        ("cannot write /people/somebody.", "cannot write ~."),
+        ("PATH=/people/somebody/bin:/people/somebody:/bin", "PATH=~/bin:~:/bin"),
+        ("/people/somebody.else/x /people/somebody-2/x /people/somebody_3", None),
+    ],
+)
+def test_a_home_folder_is_found_wherever_its_name_ends(
+    monkeypatch: pytest.MonkeyPatch, text: str, shown: str | None
+) -> None:
+    monkeypatch.setenv("HOME", "/people/somebody")
+    assert without_home(text) == (text if shown is None else shown)
+
+
+def test_a_home_folder_that_is_a_link_is_found_under_both_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "disk7" / "somebody").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "disk7" / "somebody")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert without_home(f"{tmp_path}/home/x, {tmp_path}/disk7/somebody/y") == "~/x, ~/y"
+
+
+@pytest.mark.parametrize("length", range(DETAIL_CHARACTERS - 45, DETAIL_CHARACTERS + 5))
+def test_no_part_of_the_name_is_left_where_an_error_is_cut(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setenv("HOME", "/people/somebody")
+    crashed = classify(RuntimeError("/people/somebody/x" + "." * length), "measure", 3)
+    refused = classify(ValueError("." * length + "/people/somebody/x"), "build")
+    assert isinstance(crashed, Crashed)
+    assert isinstance(refused, Rejected)
+    for words in (crashed.detail, refused.reason):
+        assert not any(part in words for part in ("/peop", "/some", "body/"))
 
 
 @pytest.mark.parametrize("home", ["/", ""])

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from search_spaces.candidate import Candidate
-from tests.tuner.sessions import Bench, drive, measured, result, run_with
+from tests.tuner.sessions import Bench, drive, measured, result, run_with, speed
 from tracking.journal import fold, read_events
 from tracking.record import Compared
 from train_worker.job import TrialJob
 from train_worker.outcome import OutOfMemory
 from train_worker.rank_report import InterruptedGang
 from tuner.leaderboard import leaderboard
+from tuner.over import nothing_left
 from tuner.session import SweepSession
 from tuner.verify import verify, what_follows
 
@@ -132,6 +133,46 @@ def test_an_interrupted_verification_of_several_goes_on_in_the_same_order(bench:
     assert compared is not None
     assert compared.finalist_id == second.id
     assert not bench.state().in_flight
+
+
+@pytest.mark.parametrize("done", range(3))
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_a_trial_cut_short_in_the_verification_is_history_where_a_larger_budget_searches_on(
+    tmp_path: Path, done: int, factor: float
+) -> None:
+    """Under its old number it would count for no round; with other finalists it would be left to run for ever."""
+    bench = Bench(tmp_path)
+    session, _ = searched(bench)
+    ran: list[str] = []
+    whole = run_with(lambda c, _: speed(c), ran)
+    assert verify(session, lambda job: result(InterruptedGang()) if len(ran) == done else whole(job)) is None
+    assert len(bench.state().in_flight) == 1
+    bench.journal.close()
+    larger = Bench(tmp_path, trials=12)
+    again = larger.session()
+    drive(again, lambda candidate: measured(speed(candidate) * factor))
+    assert not larger.state().in_flight
+    compared = verify(again, whole, larger.state().in_flight)
+    assert compared is not None
+    assert [compared.rounds, *(each.against_default.rounds for each in compared.runners_up)] == [2, 2]
+    assert nothing_left(larger.journal.events, larger.sweep.spec).startswith("budget: 12 trials")
+
+
+def test_a_search_trial_cut_short_where_the_budget_is_used_up_since_keeps_no_run_open(tmp_path: Path) -> None:
+    """It was in flight beside one that used the rest up, or the budget was made smaller: a resume never runs it."""
+    bench = Bench(tmp_path)
+    session = bench.session()
+    drive(session, limit=5)
+    assert session.next_job("cut short") not in ("wait", "done")
+    bench.journal.close()
+    smaller = Bench(tmp_path, trials=5)
+    again = smaller.session()
+    assert nothing_left(smaller.journal.events, smaller.sweep.spec) == ""
+    assert drive(again) == []
+    assert verify(again, run_with(lambda c, _: speed(c), []), smaller.state().in_flight) is not None
+    assert [each.purpose for each in smaller.state().in_flight] == ["search"]
+    assert nothing_left(smaller.journal.events, smaller.sweep.spec).startswith("budget: 5 trials")
+    assert nothing_left(smaller.journal.events, bench.sweep.spec) == ""
 
 
 def test_a_run_from_before_there_were_several_goes_on_with_one(bench: Bench) -> None:

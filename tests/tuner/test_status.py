@@ -13,7 +13,7 @@ from search_spaces.errors import InputError, ResourceMissing
 from tests.tracking.sample import candidate, finished, measured, sweep
 from tracking.journal import Journal
 from tuner.commands.status import render, statuses, stop, to_resume
-from tuner.run_folder import RunFolder, next_run
+from tuner.run_folder import RunFolder, RunStatus, next_run
 
 
 def run_of(home: Path, verdict: bool = True) -> RunFolder:
@@ -127,3 +127,12 @@ def test_there_is_nothing_to_stop_where_nothing_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this sweep is not running"):
         stop(tmp_path / "laptop", 1)
     assert not run.stop_file.exists()  # the next driver must not find it
+
+
+def test_a_run_that_is_done_has_nothing_to_resume_although_a_trial_was_cut_short() -> None:
+    """Of a search whose budget is used up since: a resume does not run it."""
+    run = RunStatus(
+        sweep="s", run="001", folder="f", state="done", finished=9, in_flight=0, cut_short=1, verdict="faster"
+    )
+    assert to_resume(run) == ""
+    assert to_resume(run.model_copy(update={"state": "resumable"})) != ""

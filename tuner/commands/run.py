@@ -187,7 +187,6 @@ def _search_and_verify(
     from tuner.launch import cluster
 
     spec, isolation = sweep.spec, options.isolation or sweep.spec.launch.isolation
-    unfinished = tuple(p for p in fold(journal.events).in_flight if p.purpose == "verify")
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moetune-ray-")))
         progress.say("starting Ray")
@@ -216,6 +215,8 @@ def _search_and_verify(
         if session.interrupted or session.error or session.broken:
             return
         progress.say(f"search over ({session.stop_reason}); {what_follows(session)}")
+        # Of the rounds to come: after more of a search, those that an earlier driver had in flight are history.
+        unfinished = tuple(p for p in fold(journal.events).in_flight if p.purpose == "verify")
         verify(session, (lambda job: run_on_slot(board, job)) if board else run_as_job, unfinished)
     progress.say("done")
 

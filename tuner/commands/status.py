@@ -47,7 +47,7 @@ def to_resume(run: RunStatus) -> str:
     """What is left to do about a run that no driver works on, in words; empty where nothing is."""
     if run.state == "done" and run.verdict == NOTHING:
         return "nothing was measured: `moetune report` says why"
-    if run.cut_short:
+    if run.cut_short and run.state != "done":
         return f"go on with --resume ({run.cut_short} cut short, to run again)"
     return "go on with --resume" if run.state == "resumable" else ""
 

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from train_worker.failures import without_home
 from train_worker.gang import PEER_GRACE_S, GangState
 from train_worker.job import Order, TrialJob
 from train_worker.outcome import Crashed, Outcome, OutOfMemory
@@ -256,7 +257,8 @@ class SlotBoard:
         return SlotResult(outcome=outcome, attempts=number, wall_s=wall_s)
 
 
-def _lost(detail: str, host_out_of_memory: bool) -> Outcome:
+def _lost(words: str, host_out_of_memory: bool) -> Outcome:
+    detail = without_home(words)
     if host_out_of_memory:
         return OutOfMemory(where="host", phase="unknown", detail=detail)
     return Crashed(phase="unknown", detail=detail, infrastructure=True)

@@ -15,7 +15,7 @@ from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
 from train_worker.entry import TrialFailed, run_one
-from train_worker.failures import classify, is_collateral
+from train_worker.failures import classify, is_collateral, without_home
 from train_worker.job import TrialJob
 from train_worker.outcome import Crashed, Outcome
 from train_worker.rank_report import NoSlot, RankReport, SlotResult, combine
@@ -104,7 +104,8 @@ def _outcome_of(error: TrainingFailedError, job: TrialJob) -> Outcome:
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
     reports = [_report_of(rank, each) for rank, each in failures.items()]
     if not reports:
-        return Crashed(phase="unknown", detail=f"{type(error).__name__}: {error}", infrastructure=True)
+        words = without_home(f"{type(error).__name__}: {error}")
+        return Crashed(phase="unknown", detail=words, infrastructure=True)
     return combine(reports, job.time_limit_s)
 
 
