@@ -14,8 +14,8 @@ import shutil
 from importlib.metadata import distribution
 from pathlib import Path
 
-LABEL = "ncclep"
-# file under megatron/core/transformer/moe -> (as it is, as it must be), each exactly once
+LABEL, PLACE = "ncclep", Path("megatron/core/transformer/moe")
+# file in PLACE -> (as it is, as it must be), each exactly once
 EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "fused_a2a.py": (
         ("    hidden_dim,\n    num_sms=0,\n    zero_copy=False,\n):",
@@ -41,14 +41,17 @@ def patched(text: str, edits: tuple[tuple[str, str], ...]) -> str:
 
 
 def copy_to(folder: Path) -> str:
-    """Copy what is installed into `folder` and patch it; returns the copy's version."""
+    """Copy what is installed into `folder` and patch it; returns the copy's version.
+
+    Raises ValueError where it is not Megatron-Core 0.19.2 as released, and FileExistsError where there is a copy.
+    """
     installed = distribution("megatron-core")
     version = f"{installed.version}+{LABEL}"
     root = Path(str(installed.locate_file("")))
+    texts = {name: patched((root / PLACE / name).read_text(encoding="utf-8"), edits) for name, edits in EDITS.items()}
     shutil.copytree(root / "megatron", folder / "megatron", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, edits in EDITS.items():
-        path = folder / "megatron/core/transformer/moe" / name
-        path.write_text(patched(path.read_text(encoding="utf-8"), edits), encoding="utf-8")
+    for name, text in texts.items():
+        (folder / PLACE / name).write_text(text, encoding="utf-8")
     info = folder / f"megatron_core-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: megatron-core\nVersion: {version}\n")
@@ -59,7 +62,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="goes first on PYTHONPATH")
     options = parser.parse_args()
-    print(f"{options.folder}: megatron-core {copy_to(options.folder)}")
+    try:
+        print(f"{options.folder}: megatron-core {copy_to(options.folder)}")
+    except (ValueError, FileExistsError) as error:
+        parser.error(f"{error}; give a folder without a copy, and an installed release")
 
 
 if __name__ == "__main__":

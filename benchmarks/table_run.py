@@ -7,6 +7,7 @@ what is in the file already is skipped, so a run that was cut off goes on.
 
 import argparse
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from benchmarks import contrasts
 from benchmarks.contrasts import Contrast
 from search_spaces.candidate import Candidate, KnobValue
+from search_spaces.errors import Fault, InputError
 from search_spaces.full_space import MOE_FULL
 from search_spaces.named_spaces import ENVIRONMENT_KNOBS
 from search_spaces.rules import rules_for
@@ -27,7 +29,7 @@ from search_spaces.space import SearchSpace
 from train_worker.gang import LocalGang
 from train_worker.job import TrialJob
 from train_worker.outcome import Measured, Outcome
-from train_worker.recorded_table import RecordedTable
+from train_worker.recorded_table import RecordedTable, rows_of
 from train_worker.table import MeasuredPart, TableRow, shortened
 from tuner.objective import Guard
 
@@ -152,15 +154,24 @@ def row_of(grid: Grid, planned: Planned, order: int, started_at: str, outcome: O
     )  # fmt: skip
 
 
-def held(path: Path) -> RecordedTable:
-    """What a file of rows has so far. Half a line at its end (a run that was killed) is cut off."""
+def held(path: Path, model: ModelShape | None = None) -> RecordedTable:
+    """What a file of rows has so far. Half a line at its end (a run that was killed) is cut off.
+
+    Raises InputError for what is no row, and for rows of another model than the one given.
+    """
     if not path.exists():
         return RecordedTable([], str(path))
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError([Fault(f"cannot read it: {error}", str(path))], "give a file for the rows") from error
     whole = text[: text.rfind("\n") + 1]
+    rows = rows_of(whole.removesuffix("\n").split("\n") if whole else [], str(path))
+    others = sorted({row.shape.name for row in rows if model is not None and row.shape != model})
+    if others:
+        raise InputError([Fault(f"rows of {', '.join(others)}", str(path))], "give each shape a file of its own")
     if whole != text:
         path.write_text(whole, encoding="utf-8")
-    rows = [TableRow.model_validate_json(line) for line in whole.splitlines()]
     return RecordedTable(rows, str(path))
 
 
@@ -175,7 +186,7 @@ def run(
     grid: Grid, planned: Sequence[Planned], path: Path, seconds: float, clock: Callable[[], float] = time.monotonic
 ) -> int:
     """Run trials and append their rows while `seconds` last; returns how many ran."""
-    began, order = clock(), max((row.order for row in held(path).rows), default=0)
+    began, order = clock(), max((row.order for row in held(path, grid.model).rows), default=0)
     with tempfile.TemporaryDirectory() as folder:
         gang = LocalGang(grid.cluster.workers_per_trial, grid.cluster.device, Path(folder))
         with gang:
@@ -214,6 +225,7 @@ def listed(grid: Grid, planned: Sequence[Planned]) -> str:
 def summary(grid: Grid, path: Path) -> str:
     """What each contrast of the grid shows in the rows."""
     table = RecordedTable.read(path)
+    held(path, grid.model)
     lines = [contrasts.said(table, grid.space, contrast, GUARD) for contrast in grid.contrasts]
     failed = [f"row {row.order}: {row.outcome} {row.candidate.label(grid.baseline)}" for row in table.rows
               if row.measured is None]  # fmt: skip
@@ -223,7 +235,15 @@ def summary(grid: Grid, path: Path) -> str:
 
 
 def command(grids: Mapping[str, Grid], description: str | None) -> None:
-    """The command line of a table."""
+    """The command line of a table. Ends with exit code 2 where the rows cannot be read."""
+    try:
+        _command(grids, description)
+    except InputError as error:
+        print(f"{error}\n  next: {error.next_step}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _command(grids: Mapping[str, Grid], description: str | None) -> None:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path, nargs="?", help="the table, one file a shape; rows append")
     parser.add_argument("--shape", choices=list(grids), default=next(iter(grids)))
@@ -242,7 +262,7 @@ def command(grids: Mapping[str, Grid], description: str | None) -> None:
         grid = grids[name]
         planned = list(grid.twice(options.again) if options.again else grid.trials())
         if options.rows is not None:
-            planned = waiting(planned, held(options.rows), options.retry)
+            planned = waiting(planned, held(options.rows, grid.model), options.retry)
         print(listed(grid, planned), flush=True)
         if not options.list:
             print(f"{run(grid, planned, options.rows, options.seconds)} of {len(planned)} ran", flush=True)

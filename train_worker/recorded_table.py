@@ -5,7 +5,7 @@ later row of the same trial replaces the earlier.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ from search_spaces.shapes import ClusterShape, ModelShape, TrainingShape
 from train_worker.table import MeasuredPart, TableRow
 
 MOST_FAULTS = 20  # shown of one table
+MEND = "mend the rows, or record them again (benchmarks/h200_table.py)"
 # What may differ between the rows of a table and a job that is answered from it: how long a trial measures.
 STEP_COUNTS = frozenset({"warmup_steps", "measured_steps", "min_measured_steps", "target_relative_error"})
 
@@ -45,14 +46,12 @@ class RecordedTable:
             raise InputError(
                 [Fault(f"cannot read it: {error}", str(path))], "give a table of recorded trials"
             ) from error
-        faults: list[Fault] = []
-        lines = [] if lines == [""] else lines
-        rows = [row for number, line in enumerate(lines, 1) if (row := _row(line, str(path), number, faults))]
-        faults = faults or _strangers(rows, str(path))
+        rows = rows_of([] if lines == [""] else lines, str(path))
+        faults = _strangers(rows, str(path))
         if not faults and len({row.id for row in rows if row.repeat}) != 1:
             faults = [Fault('exactly one configuration must have rows with "repeat": the baseline', str(path))]
         if faults:
-            raise InputError(faults[:MOST_FAULTS], "mend the rows, or record them again (benchmarks/h200_table.py)")
+            raise InputError(faults[:MOST_FAULTS], MEND)
         return cls(rows, str(path))
 
     @cached_property
@@ -79,6 +78,15 @@ class RecordedTable:
     def measured_of(self, name: str) -> Iterator[MeasuredPart]:
         """The measurements of a candidate, by its id."""
         return (row.measured for row in self.by_id[name] if row.measured is not None)
+
+
+def rows_of(lines: Iterable[str], path: str) -> list[TableRow]:
+    """Raises InputError, with file and line, for what is no row."""
+    faults: list[Fault] = []
+    rows = [row for number, line in enumerate(lines, 1) if (row := _row(line, path, number, faults))]
+    if faults:
+        raise InputError(faults[:MOST_FAULTS], MEND)
+    return rows
 
 
 def _row(line: str, path: str, number: int, faults: list[Fault]) -> TableRow | None:

@@ -91,6 +91,29 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert waiting(planned, held(tmp_path / "absent.jsonl"), []) == planned
 
 
+def said_by(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "benchmarks.two_gpus", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("what", [["--list"], ["--summary"]])
+def test_rows_that_cannot_be_read_are_an_error_with_file_and_line(tmp_path: Path, what: list[str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(recorded(QWEN3, next(QWEN3.trials()), measured((0.2,) * 3)).line() + "\n{}\n")
+    code, words = said_by(str(path), *what)
+    assert code == 2
+    assert f"{path}:2" in words
+    assert "Traceback" not in words
+
+
+def test_rows_of_another_shape_are_not_taken_for_this_one() -> None:
+    for what in ("--list", "--summary"):
+        code, words = said_by("benchmarks/tables/two_gpus_qwen3.jsonl", "--shape", "moonlight", what)
+        assert code == 2
+        assert "rows of qwen3-30b-a3b-8l" in words
+
+
 def halved(grid: Grid, knob: str, value: object, loss: float = 9.0) -> RecordedTable:
     """A table in which `knob` at `value` halves the step time (and moves the first loss), and nothing else matters."""
     rows = []
