@@ -93,7 +93,8 @@ RULES = (
     ),
     Rule(
         "DSP-15", BACKEND_KNOBS, _ncclep_versions, "core/transformer/moe/fused_a2a.py:650",
-        "use transformer-engine 2.17 or 2.18 with NCCL 2.30.4 or newer", level="first step", since="0.19",
+        "use another dispatcher, or transformer-engine 2.17 or 2.18 (see DSP-15b) with NCCL 2.30.4 or newer",
+        level="first step", since="0.19",
     ),
     Rule(
         "DSP-15b", BACKEND_KNOBS, _ncclep_sources, "read in the wheels of 2.17.1 and 2.18.0: libtransformer_engine.so "
