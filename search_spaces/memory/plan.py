@@ -205,7 +205,7 @@ def _communication(knobs: Mapping[str, KnobValue], grid: Grid) -> int:
     sizes = (grid.tensor, grid.context, grid.pipeline, grid.expert, grid.expert_tensor, grid.data, grid.expert_data)
     found = GROUP_BYTES * sum(size > 1 for size in sizes)
     sent = str(knobs.get("moe_token_dispatcher_type") or "allgather")
-    return found + (EXCHANGE_BYTES[sent] if grid.expert > 1 or sent == "flex" else 0)
+    return found + (EXCHANGE_BYTES.get(sent, 0) if grid.expert > 1 or sent == "flex" else 0)  # `check` names a word
 
 
 def _captured(knobs: Mapping[str, KnobValue]) -> frozenset[str]:

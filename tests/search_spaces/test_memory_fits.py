@@ -51,6 +51,15 @@ def test_the_margin_is_the_error_of_the_calibration() -> None:
     assert [fits(plan, round(size), stored()).state for size in sizes] == ["fits", "tight", "refused"]
 
 
+def test_a_dispatcher_that_no_one_knows_has_a_plan_without_its_buffers() -> None:
+    """What is wrong with the word, `check` says."""
+    sizes = {
+        sent: plan_of(replace(facts(), knobs=candidate(ep=8, dispatcher=sent).knobs)).worst.communication
+        for sent in ("bogus", "allgather", "alltoall")
+    }
+    assert sizes["bogus"] < sizes["allgather"] < sizes["alltoall"]
+
+
 def test_parts_add_up_to_what_is_reserved() -> None:
     stage = plan_of(replace(facts(), knobs=candidate(ep=8).knobs)).worst
     parts = parts_of(stage, stored())
