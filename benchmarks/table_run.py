@@ -154,10 +154,17 @@ def row_of(grid: Grid, planned: Planned, order: int, started_at: str, outcome: O
     )  # fmt: skip
 
 
-def held(path: Path, model: ModelShape | None = None) -> RecordedTable:
+def of_model(table: RecordedTable, model: ModelShape) -> RecordedTable:
+    """The table. Raises InputError where it has rows of another model."""
+    if others := sorted({row.shape.name for row in table.rows if row.shape != model}):
+        raise InputError([Fault(f"rows of {', '.join(others)}", table.where)], "give each shape a file of its own")
+    return table
+
+
+def held(path: Path) -> RecordedTable:
     """What a file of rows has so far. Half a line at its end (a run that was killed) is cut off.
 
-    Raises InputError for what is no row, and for rows of another model than the one given.
+    Raises InputError for what is no row.
     """
     if not path.exists():
         return RecordedTable([], str(path))
@@ -167,9 +174,6 @@ def held(path: Path, model: ModelShape | None = None) -> RecordedTable:
         raise InputError([Fault(f"cannot read it: {error}", str(path))], "give a file for the rows") from error
     whole = text[: text.rfind("\n") + 1]
     rows = rows_of(whole.removesuffix("\n").split("\n") if whole else [], str(path))
-    others = sorted({row.shape.name for row in rows if model is not None and row.shape != model})
-    if others:
-        raise InputError([Fault(f"rows of {', '.join(others)}", str(path))], "give each shape a file of its own")
     if whole != text:
         path.write_text(whole, encoding="utf-8")
     return RecordedTable(rows, str(path))
@@ -186,7 +190,7 @@ def run(
     grid: Grid, planned: Sequence[Planned], path: Path, seconds: float, clock: Callable[[], float] = time.monotonic
 ) -> int:
     """Run trials and append their rows while `seconds` last; returns how many ran."""
-    began, order = clock(), max((row.order for row in held(path, grid.model).rows), default=0)
+    began, order = clock(), max((row.order for row in held(path).rows), default=0)
     with tempfile.TemporaryDirectory() as folder:
         gang = LocalGang(grid.cluster.workers_per_trial, grid.cluster.device, Path(folder))
         with gang:
@@ -224,8 +228,7 @@ def listed(grid: Grid, planned: Sequence[Planned]) -> str:
 
 def summary(grid: Grid, path: Path) -> str:
     """What each contrast of the grid shows in the rows."""
-    table = RecordedTable.read(path)
-    held(path, grid.model)
+    table = of_model(RecordedTable.read(path), grid.model)
     lines = [contrasts.said(table, grid.space, contrast, GUARD) for contrast in grid.contrasts]
     failed = [f"row {row.order}: {row.outcome} {row.candidate.label(grid.baseline)}" for row in table.rows
               if row.measured is None]  # fmt: skip
@@ -262,7 +265,7 @@ def _command(grids: Mapping[str, Grid], description: str | None) -> None:
         grid = grids[name]
         planned = list(grid.twice(options.again) if options.again else grid.trials())
         if options.rows is not None:
-            planned = waiting(planned, held(options.rows, grid.model), options.retry)
+            planned = waiting(planned, of_model(held(options.rows), grid.model), options.retry)
         print(listed(grid, planned), flush=True)
         if not options.list:
             print(f"{run(grid, planned, options.rows, options.seconds)} of {len(planned)} ran", flush=True)

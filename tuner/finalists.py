@@ -28,12 +28,13 @@ def finalists(records: Sequence[TrialRecord], default_id: str, objective: Object
     Where nothing is left, or nothing beat the default: the best trial of all. Where the default was not measured, that
     one alone too: no other could be told to be better by it. Empty where no trial was measured.
     """
-    ranked = _ranked([record for record in records if record.purpose != "verify"], objective)
+    searched = [record for record in records if record.purpose != "verify"]
+    ranked = _ranked(searched, objective)
     at = next((place for place, record in enumerate(ranked) if record.candidate.id == default_id), None)
     better, most = (ranked, 1) if at is None else (ranked[:at], most)
-    searched = max((record.number for record in records if record.purpose != "verify"), default=-1)
+    last = max((record.number for record in searched), default=-1)
     # Those since then are of the verification under way: one of its finalists stays one.
-    earlier = [record for record in records if record.number < searched]
+    earlier = [record for record in records if record.number < last]
     taken: list[TrialRecord] = []
     for record in better:
         out = _given_up(record) or failed_again(record.candidate.id, earlier) is not None
