@@ -1,4 +1,4 @@
-"""A copy of Megatron-Core that can start ncclep on Transformer Engine 2.19 and newer: one argument more.
+"""A copy of Megatron-Core that can start ncclep on Transformer Engine 2.19 and newer with torch 2.11: two small edits.
 
     python -m benchmarks.ncclep_patch FOLDER
     PYTHONPATH=FOLDER:... LD_PRELOAD=.../nvidia/nccl/lib/libnccl.so.2 NCCL_HOME=.../nvidia/nccl benchmarks/two_gpus.sh
@@ -22,6 +22,10 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
          "    hidden_dim,\n    num_sms=0,\n    zero_copy=False,\n    num_topk=0,\n):"),
         ("        zero_copy=zero_copy,\n    )\n\n\ndef nccl_ep_finalize",
          "        zero_copy=zero_copy,\n        num_topk=num_topk,\n    )\n\n\ndef nccl_ep_finalize"),
+        ("try:\n    from transformer_engine.pytorch import ep as te_ep\n\n    HAVE_TE_EP = True\n",
+         "try:\n    from megatron.core.transformer.moe.ncclep_ops import omitted_arguments\n\n"
+         "    with omitted_arguments():\n        from transformer_engine.pytorch import ep as te_ep\n\n"
+         "    HAVE_TE_EP = True\n"),
     ),
     "token_dispatcher.py": (
         ("            zero_copy=self.zero_copy,\n        )\n        if self.zero_copy and",
@@ -29,6 +33,37 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
          "        )\n        if self.zero_copy and"),
     ),
 }  # fmt: skip
+
+OPS_FILE, OPS = (
+    "ncclep_ops.py",
+    '''"""torch's custom operators whose optional arguments are written to."""
+
+from contextlib import contextmanager
+
+from torch._library import utils
+
+
+@contextmanager
+def omitted_arguments():
+    """Inside the block operators are defined so that an optional written argument may be left out, and is None.
+
+    torch 2.10 and 2.11 look for every written argument in the call and end in an IndexError (pytorch issue 176078).
+    What is left out needs no new version; where it is given, its version counter stays, which autograd does not read
+    for a buffer that nothing saves.
+    """
+    every = utils.mutated_args_kwargs
+
+    def required(schema):
+        places, names = every(schema)
+        return [each for each in places if not schema.arguments[each].has_default_value()], names
+
+    utils.mutated_args_kwargs = required
+    try:
+        yield
+    finally:
+        utils.mutated_args_kwargs = every
+''',
+)
 
 
 def patched(text: str, edits: tuple[tuple[str, str], ...]) -> str:
@@ -52,6 +87,7 @@ def copy_to(folder: Path) -> str:
     shutil.copytree(root / "megatron", folder / "megatron", ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in texts.items():
         (folder / PLACE / name).write_text(text, encoding="utf-8")
+    (folder / PLACE / OPS_FILE).write_text(OPS, encoding="utf-8")
     info = folder / f"megatron_core-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: megatron-core\nVersion: {version}\n")
