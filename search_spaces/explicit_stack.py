@@ -13,8 +13,8 @@ NAMES = {
     "hybridep": "hybrid_ep",
 }  # fmt: skip
 NOT_INSTALLED = ("", "none", "null", "not installed", "missing")
-# No public configuration lists the DeepEP builds: there unless the case says otherwise.
-ASSUMED = {"deep_ep": "assumed", "hybrid_ep": "assumed"}
+# No public configuration lists the DeepEP builds or Apex: there unless the case says otherwise.
+ASSUMED = {"deep_ep": "assumed", "hybrid_ep": "assumed", "apex": "assumed"}
 NEEDED = {"megatron_core": NEWEST, "torch": "2.11.0"}  # what a stack that does not say them has
 
 

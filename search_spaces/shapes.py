@@ -160,5 +160,6 @@ class StackVersions(Noun):
     cuda: str | None = None
     deep_ep: str | None = None
     hybrid_ep: str | None = None
+    apex: str | None = Field(None, description="Apex, or another build of its fused_weight_gradient_mlp_cuda")
     megatron_lm: str | None = Field(None, description="the launcher, where one is used")
     megatron_bridge: str | None = Field(None, description="the launcher, where one is used")

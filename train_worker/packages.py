@@ -17,19 +17,26 @@ DETAIL_CHARACTERS = 200
 
 
 class Package(NamedTuple):
-    """`module` must import and have `names`; "a.b:c" names c of the submodule a.b."""
+    """`module` must import and have `names`; "a.b:c" names c of the submodule a.b.
+
+    `after`: what must be imported before it. `distribution`: who brings it, where its name does not say so.
+    """
 
     word: str
     module: str
     names: tuple[str, ...] = ()
+    after: str = ""
+    distribution: str = ""
 
 
-# As megatron/core 0.19.2 imports them: transformer/moe/fused_a2a.py:11,271,610 and extensions/transformer_engine.py.
+# As megatron/core 0.19.2 imports them: transformer/moe/fused_a2a.py:11,271,610, extensions/transformer_engine.py and
+# tensor_parallel/layers.py:51 (Apex builds a module of its own for it, which others build alone).
 # There are wheels of DeepEP without EventOverlap; Megatron then says that DeepEP is not installed.
 PACKAGES = (
     Package("transformer_engine", "transformer_engine.pytorch"),
     Package("deep_ep", "deep_ep", ("Buffer", "deep_ep.utils:EventHandle", "deep_ep.utils:EventOverlap")),
     Package("hybrid_ep", "deep_ep", ("HybridEPBuffer",)),
+    Package("apex", "fused_weight_gradient_mlp_cuda", ("wgrad_gemm_accum_fp32",), "torch", "apex"),
 )
 
 
@@ -91,6 +98,8 @@ def _answers(process: "subprocess.Popen[bytes]", packages: list[Package]) -> Ite
 def look(package: Package) -> Usable:
     """Import it here. Meant for the short-lived process."""
     try:
+        if package.after:
+            importlib.import_module(package.after)
         module = importlib.import_module(package.module)
         for name in package.names:
             owner, _, attribute = name.rpartition(":")
@@ -98,16 +107,17 @@ def look(package: Package) -> Usable:
     except Exception as error:  # noqa: BLE001 - a broken package raises anything
         said = " ".join(f"{type(error).__name__}: {error}".split(" (/")[0].split())  # without the file's path
         return Usable(None, said[:DETAIL_CHARACTERS])
-    return Usable(_version(package.module.partition(".")[0], module))
+    top = package.module.partition(".")[0]
+    return Usable(_version(top, module, package.distribution or top.replace("_", "-")))
 
 
-def _version(name: str, module: object) -> str:
+def _version(name: str, module: object, distribution: str) -> str:
     """By its own word, else by what pip knows, else "unknown"."""
     from importlib import metadata
 
     own = getattr(module, "__version__", None) or getattr(sys.modules.get(name), "__version__", None)
     try:
-        return str(own or metadata.version(name.replace("_", "-")))
+        return str(own or metadata.version(distribution))
     except metadata.PackageNotFoundError:
         return "unknown"
 

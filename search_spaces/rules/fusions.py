@@ -28,6 +28,7 @@ SHARED, SHARED_SIZE, SHARED_INTERLEAVE = (
     "moe_shared_expert_glu_interleave_size",
 )  # fmt: skip
 SQUARED, IMPLEMENTATION = "use_fused_weighted_squared_relu", "transformer_impl"
+ACCUMULATE = "gradient_accumulation_fusion"
 
 
 def _grouped(case: Case) -> bool:
@@ -103,20 +104,25 @@ def _fuser(case: Case) -> str | None:
     return None if _glu(case) or squared else f"{FUSER} with the activation {activation(case)}"
 
 
-def _gated_fuser(case: Case) -> bool:
+def gated_fuser(case: Case) -> bool:
     """The op fuser on experts whose fused kernel the environment must allow."""
     return case.on(FUSER) and _grouped(case) and _glu(case) and not case.dense
 
 
 def _kernel_off(case: Case) -> str | None:
     said = case.env.get(CUTEDSL)
-    wrong = _gated_fuser(case) and said is not None and not (said.isdecimal() and int(said))
+    wrong = gated_fuser(case) and said is not None and not (said.isdecimal() and int(said))
     return f"{FUSER} for gated experts with {CUTEDSL} {said}" if wrong else None
 
 
 def _kernel_unsaid(case: Case) -> str | None:
-    wrong = _gated_fuser(case) and CUTEDSL not in case.env
+    wrong = gated_fuser(case) and CUTEDSL not in case.env
     return f"{FUSER} for gated experts needs {CUTEDSL} in the environment" if wrong else None
+
+
+def _accumulation(case: Case) -> str | None:
+    wrong = case.on(ACCUMULATE) and case.stack is not None and case.stack.apex is None
+    return f"{ACCUMULATE} needs Apex's fused_weight_gradient_mlp_cuda, which the workers lack" if wrong else None
 
 
 def _dropout(case: Case) -> str | None:
@@ -167,7 +173,7 @@ def _slow_interleave(case: Case) -> str | None:
 _CONFIG, _MOE = "core/transformer/transformer_config.py", "core/transformer/moe"
 _ACTIVATION = frozenset({ACTIVATION, GATED})
 _PARAMETERS = frozenset({WEIGHT, BIAS, GROUPED, LINEAR_BIAS, FP8, FP8_RECIPE, FP4, FP4_RECIPE})
-_KERNEL = _ACTIVATION | {FUSER, GROUPED, CUTEDSL}
+KERNEL = _ACTIVATION | {FUSER, GROUPED, CUTEDSL}
 RULES: tuple[Rule, ...] = (
     Rule("FUS-01", frozenset({PERMUTE}), _permute, f"{_CONFIG}:2651", "install transformer-engine 2.1 or newer"),
     Rule(
@@ -189,15 +195,15 @@ RULES: tuple[Rule, ...] = (
         f"switch {FUSER} off, or use ETP 1, a gated silu and transformer-engine 2.14", level="build", since="0.18.0",
     ),
     Rule(
-        "FUS-04b", _KERNEL, _kernel_unsaid, "megatron-core core/transformer/moe/experts.py:395", f"set {CUTEDSL} to 1",
+        "FUS-04b", KERNEL, _kernel_unsaid, "megatron-core core/transformer/moe/experts.py:395", f"set {CUTEDSL} to 1",
         level="runtime risk", since="0.18.0",
     ),
     Rule(
-        "FUS-04c", _KERNEL, _kernel_off, f"{_MOE}/experts.py:395", f"set {CUTEDSL} to 1", level="build",
+        "FUS-04c", KERNEL, _kernel_off, f"{_MOE}/experts.py:395", f"set {CUTEDSL} to 1", level="build",
         since="0.19.0",
     ),
     Rule(
-        "TRAP-20", _KERNEL, _kernel_off, "TE pytorch/ops grouped_mlp.py:1080, no fused kernel is registered",
+        "TRAP-20", KERNEL, _kernel_off, "TE pytorch/ops grouped_mlp.py:1080, no fused kernel is registered",
         f"set {CUTEDSL} to 1", since="0.18.0", until="0.19.0",
     ),
     Rule(
@@ -215,6 +221,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "FUS-11", frozenset({GROUPED}), _old_gpu, "MLM arguments.py:1338", f"switch {GROUPED} off", launchers=LM,
+    ),
+    Rule(
+        "FUS-12", frozenset({ACCUMULATE}), _accumulation, "core/tensor_parallel/layers.py:1070: the output layer",
+        f"install Apex there, name it in the stack, or set {ACCUMULATE} to false", level="build",
     ),
     Rule(
         "TRAP-18", frozenset({GROUPED, IMPLEMENTATION}), _one_by_one, "core/models/backends.py:129",

@@ -4,6 +4,8 @@ Kept apart from the rules of the stack, so that a configuration can also be judg
 them again before it builds anything (`train_worker.megatron.trial`): a job need not come from a screened space.
 """
 
+from search_spaces.rules.capacity import FUSER
+from search_spaces.rules.fusions import ACCUMULATE, CUTEDSL, KERNEL, gated_fuser
 from search_spaces.rules.graph_clashes import GRAPHS, LAYERED, captured, implementation
 from search_spaces.rules.hybridep import GROUP, backend, group
 from search_spaces.rules.late_gradients import DELAY_WGRAD, late_and_captured
@@ -11,9 +13,9 @@ from search_spaces.rules.rule import Case, Rule
 
 IMPL, TP_OVERLAP, ALONE = "cuda_graph_impl", "tp_comm_overlap", "moe_single_grouped_weight"
 RANK_FACTOR, STASH = "moe_expert_rank_capacity_factor", "moe_paged_stash"
-CUTEDSL, AFFINITY = "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "cpu_affinity"
+AFFINITY = "cpu_affinity"
 CUTLASS, GROUPED = "NVTE_USE_CUTLASS_GROUPED_GEMM", "moe_grouped_gemm"
-ACCUMULATE, LOSS, LOSS_IMPL = "gradient_accumulation_fusion", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl"
+LOSS, LOSS_IMPL = "cross_entropy_loss_fusion", "cross_entropy_fusion_impl"
 DOWN, DISPATCH_BACKWARD = "mla_down_proj_fusion", "overlap_dispatch_backward_with_experts_wgrad"
 ROPE, SHARED_OVERLAP, DISPATCHER = "apply_rope_fusion", "moe_shared_expert_overlap", "moe_token_dispatcher_type"
 CAPACITY, PADDED = "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"
@@ -68,7 +70,13 @@ def _captured_pointers(case: Case) -> str | None:
 def _late_in_graph(case: Case) -> str | None:
     """Megatron-LM refuses it only where gradients are reduced as they come (OVL-16)."""
     wrong = implementation(case) in LAYERED and late_and_captured(case) and not case.on(ACCUMULATE)
-    return f"{DELAY_WGRAD} with captured weights but without {ACCUMULATE}: the capture fails" if wrong else None
+    return f"{DELAY_WGRAD} with captured weights but without {ACCUMULATE} trains to other losses" if wrong else None
+
+
+def _fused_experts(case: Case) -> str | None:
+    """Megatron-Core asks for the variable, which RUN-07 keeps out of trials."""
+    wrong = gated_fuser(case) and CUTEDSL not in case.env
+    return f"{FUSER} for gated experts needs {CUTEDSL}, which this worker cannot set for a trial" if wrong else None
 
 
 def _user_buffers(case: Case) -> str | None:
@@ -238,7 +246,12 @@ RULES = (
     ),
     Rule(
         "RUN-20", GRAPHS | {DELAY_WGRAD, SHARED_OVERLAP, ACCUMULATE}, _late_in_graph,
-        "seen on two H200s (transformer-engine 2.20.2) with attn: cudaErrorStreamCaptureInvalidated",
-        f"set {ACCUMULATE} to true, or capture other modules", "first step",
+        "seen with two ranks on one H200 (transformer-engine 2.20.2): the losses are 2.4 to 4.7% off from the first "
+        "replay on; the launchers ask for the same", f"set {ACCUMULATE} to true, or capture other modules",
+        "first step",
+    ),
+    Rule(
+        "RUN-21", KERNEL, _fused_experts, "core/transformer/moe/experts.py:395; seen on one H200",
+        f"set {FUSER} to false", "build", since="0.19.0",
     ),
 )  # fmt: skip

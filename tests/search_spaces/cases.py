@@ -13,7 +13,7 @@ LAPTOP_RANKS = ClusterShape(device="cpu", workers=2, workers_per_trial=2, worker
 TRAINING = TrainingShape(sequence_length=128, global_batch_size=16, params_dtype="fp32")
 GPU_TRAINING = TrainingShape(sequence_length=128, global_batch_size=16)
 STACK = StackVersions(
-    megatron_core="0.19.2", torch="2.11.0+cu130", transformer_engine="2.20.2", nccl="2.28.9", cuda="13.0"
+    megatron_core="0.19.2", torch="2.11.0+cu130", transformer_engine="2.20.2", nccl="2.28.9", cuda="13.0", apex="0.1"
 )
 
 # Short names, so that a table of cases stays readable.

@@ -75,6 +75,7 @@ def _target(source: random.Random) -> Case:
         megatron_core="0.19.2", torch=source.choice(TORCHES), transformer_engine=source.choice(ENGINES),
         nccl=source.choice(("2.27.3", "2.30.4")), cuda=source.choice(("12.8", "13.0")),
         deep_ep=source.choice((None, "1.2.1")), hybrid_ep=source.choice((None, "1.2.1")),
+        apex=source.choice((None, "0.1")),
     )  # fmt: skip
     training = TrainingShape(
         sequence_length=source.choice((128, 4096, 4098)), global_batch_size=source.choice((16, 64, 96, 512)),

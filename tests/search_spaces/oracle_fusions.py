@@ -121,6 +121,24 @@ def experts_refusal(case: Case) -> str | None:
     return None
 
 
+def output_layer_refusal(case: Case) -> str | None:
+    """Why the real output layer refuses to be built, or None."""
+    with target(case):
+        from megatron.core.tensor_parallel import layers
+
+        there = case.stack is None or case.stack.apex is not None
+        group = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+        with mock.patch.object(layers, "_grad_accum_fusion_available", there):
+            try:
+                layers.ColumnParallelLinear(
+                    8, 16, config=_config(case), init_method=lambda weight: weight, bias=False,
+                    skip_weight_param_allocation=True, tp_group=group,
+                )  # type: ignore[arg-type]  # fmt: skip
+            except REFUSALS as error:
+                return f"{type(error).__name__}: {error}"
+    return None
+
+
 def slow_experts(case: Case) -> str | None:
     """What the real grouped experts warn of while they are built, or None."""
     heard: list[str] = []

@@ -35,7 +35,7 @@ def test_what_a_silent_configuration_is_taken_for() -> None:
     assert case.training.params_dtype == "bf16"
     assert case.cluster.gpu_arch == "H100 sm_90"
     assert case.stack is not None
-    assert case.stack.deep_ep == case.stack.hybrid_ep == "assumed"
+    assert case.stack.deep_ep == case.stack.hybrid_ep == case.stack.apex == "assumed"
     with pytest.raises(UnknownFact):
         _ = case.training.global_batch_size
 

@@ -50,6 +50,17 @@ def test_the_main_branch_has_no_hybrid_buffer(add: Add) -> None:
     assert asked()["hybrid_ep"] == Usable(None, "AttributeError: module 'deep_ep' has no attribute 'HybridEPBuffer'")
 
 
+def test_apex_counts_by_the_kernel_that_megatron_takes_from_it(add: Add) -> None:
+    assert asked()["apex"] == Usable(None)
+    torch_first = "import sys\nassert 'torch' in sys.modules\n"
+    add("fused_weight_gradient_mlp_cuda", {"__init__": f"{torch_first}def wgrad_gemm_accum_fp32(): ..."})
+    assert asked()["apex"] == Usable("unknown")
+    add("apex-0.1.dist-info", {"METADATA": ""})
+    metadata = Path(sys.path[0]) / "apex-0.1.dist-info" / "METADATA"
+    metadata.write_text("Metadata-Version: 2.1\nName: apex\nVersion: 0.1\n")
+    assert asked()["apex"] == Usable("0.1")
+
+
 def test_an_old_wheel_without_event_overlap_counts_as_missing(add: Add) -> None:
     add("deep_ep", {"__init__": BUFFERS, "utils": OLD})
     assert asked()["deep_ep"].version is None

@@ -21,7 +21,7 @@ from train_worker.cpu import local_block_spec
 from train_worker.job import TrialJob
 from train_worker.megatron.config import MegatronConfigs, virtual_stages
 from train_worker.megatron.init import initialise_by_name, is_routed_expert
-from train_worker.megatron.streams import on_side_stream
+from train_worker.megatron.streams import late_accumulators, on_side_stream
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Built:
     chunks: list[Any]
     models: list[GPTModel]
     optimizer: Any
+    accumulators: list[Any]  # kept alive for the capture of layers whose weight gradients come late
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """What lives from step to step on this rank: weights, gradient buffers, optimizer state, fp32 main weights."""
@@ -55,14 +56,17 @@ def build(job: TrialJob, configs: MegatronConfigs) -> Built:
         for model in models:
             initialise_by_name(model, configs.transformer, job.seed)
     inner = [_half_precision(model, configs.transformer) for model in models]
-    with on_side_stream(job.cluster.device, configs.transformer.cuda_graph_impl == "full_iteration"):
+    impl = configs.transformer.cuda_graph_impl
+    late = impl == "transformer_engine" and configs.ddp.delay_wgrad_compute
+    with on_side_stream(job.cluster.device, late or impl == "full_iteration"):
         chunks = [
             DistributedDataParallel(configs.transformer, configs.ddp, chunk, disable_bucketing=index > 0)
             for index, chunk in enumerate(inner)
         ]
+        accumulators = late_accumulators(chunks) if late else []
     _hook_schedule(configs, chunks)
     optimizer = get_megatron_optimizer(configs.optimizer, chunks, use_gloo_process_groups=False)
-    return Built(chunks, models, optimizer)
+    return Built(chunks, models, optimizer, accumulators)
 
 
 def _model(job: TrialJob, configs: MegatronConfigs, stage: int | None) -> GPTModel:

@@ -115,7 +115,7 @@ def _words(software: StackVersions) -> str:
     """What a person compares: the versions that are known, and the rest as missing."""
     named = {name: version for name, version in software.model_dump().items() if not name.startswith("megatron_")}
     there = [f"{name} {version}" for name, version in named.items() if version]
-    missing = [name for name in ("transformer_engine", "deep_ep", "hybrid_ep") if not named[name]]
+    missing = [name for name in ("transformer_engine", "deep_ep", "hybrid_ep", "apex") if not named[name]]
     without = f"; without {', '.join(missing)}" if missing else ""
     return f"megatron_core {software.megatron_core}, {', '.join(there)}{without}"
 

@@ -58,6 +58,10 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H8, **GROUPED, bias_dropout_fusion=True, add_bias_linear=True, etp=1),
         case(H8, **GROUPED, bias_dropout_fusion=False, add_bias_linear=True, etp=1),
     ),
+    "FUS-12": (
+        case(H8, gradient_accumulation_fusion=True, stack={"apex": None}),
+        case(H8, gradient_accumulation_fusion=True, stack={"apex": "0.1"}),
+    ),
     "FUS-06": (
         case(H8, moe_apply_probs_on_input=True, moe_router_topk=2),
         case(H8, moe_apply_probs_on_input=True, moe_router_topk=1, moe_router_pre_softmax=True),
@@ -106,6 +110,7 @@ ORACLE: dict[str, Oracle] = {
     "FUS-07b": real.config_refusal,
     "FUS-08": real.config_refusal,
     "FUS-10": real.shared_expert_refusal,
+    "FUS-12": real.output_layer_refusal,
     "TRAP-18": real.one_by_one,
     "TRAP-19": real.slow_experts,
 }

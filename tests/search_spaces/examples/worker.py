@@ -29,6 +29,8 @@ QUERIES = MLA | {"q_lora_rank": 32}
 LATE: dict[str, KnobValue] = {
     "ep": 8, "dispatcher": "alltoall", "overlap": True, "delay": True, "graphs": "transformer_engine",
 }  # fmt: skip
+FUSED_EXPERTS: dict[str, KnobValue] = {"moe_grouped_gemm": True, "use_transformer_engine_op_fuser": True}
+NOT_GATED: dict[str, KnobValue] = {"gated_linear_unit": False, "use_fused_weighted_squared_relu": True}
 COMPRESSED = QUERIES | {"kv_lora_rank": 32, "qk_pos_emb_head_dim": 8}
 
 EXAMPLES: dict[str, tuple[Case, Case]] = {
@@ -83,7 +85,11 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         case(H1, **ITERATION, **PADS, moe_grouped_gemm=True, env=CUTLASS),
         case(H1, **ITERATION, **PADS, moe_grouped_gemm=True),
     ),
-    "RUN-20": (case(H8, **LATE, captured="attn"), case(H8, **LATE, captured="moe_router")),
+    "RUN-20": (
+        case(H8, **LATE, captured="attn"),
+        case(H8, **LATE, captured="attn", gradient_accumulation_fusion=True),
+    ),
+    "RUN-21": (case(H8, **FUSED_EXPERTS), case(H8, **FUSED_EXPERTS, activation_func="squared_relu", **NOT_GATED)),
 }
 
 ORACLE: dict[str, Oracle] = {"RUN-12": fused_projections, "RUN-12b": split_projections}
