@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.contrasts import Contrast
 from benchmarks.ncclep_patch import LABEL
-from benchmarks.table_run import Choices, Grid, command, listed, run, summary
+from benchmarks.table_run import STACK, Choices, Grid, command, listed, run, summary
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.presets import load_model
 from search_spaces.shapes import ClusterShape, ModelShape, TrainingShape
@@ -89,7 +89,8 @@ def predictor(model: ModelShape) -> Callable[[Candidate], float]:
     return lambda _: FIXED_S + step_s * (TRAINING.warmup_steps + TRAINING.measured_steps)
 
 
-# Delayed weight gradients of captured attention need them added up inside the GEMM (RUN-20): a grid of its own.
+# Delayed weight gradients of captured attention need them added up inside the GEMM (RUN-20), and that needs Apex
+# (FUS-12): a grid of its own.
 FUSED: Choices = (
     ALL | EAGER | {"gradient_accumulation_fusion": (True,), "cuda_graph_impl": ("none", "transformer_engine")}
 )
@@ -99,7 +100,8 @@ WAIVED = frozenset({"DSP-15"}) if version("megatron-core").endswith(LABEL) else 
 
 
 def grid(name: str, model: ModelShape, found: tuple[Choices, ...], baseline: dict[str, KnobValue]) -> Grid:
-    return Grid(name, model, GPUS, TRAINING, found, baseline, 12, predictor(model), CONTRASTS, waived=WAIVED)
+    stack = STACK.model_copy(update={"apex": "0.1"}) if found is LATE else STACK
+    return Grid(name, model, GPUS, TRAINING, found, baseline, 12, predictor(model), CONTRASTS, stack, WAIVED)
 
 
 GRIDS = {

@@ -62,10 +62,15 @@ def place_of(rank: int, local_rank: int, job: TrialJob, rendezvous: tuple[str, i
 
 
 class LocalGang:
-    """All ranks on this machine, one warm parent each. Use as a context manager; `run` may be called many times."""
+    """All ranks on this machine, one warm parent each. Use as a context manager; `run` may be called many times.
 
-    def __init__(self, world_size: int, device: Literal["cpu", "cuda"], folder: Path) -> None:
+    `gpus`: how many GPUs the ranks take in turn, where these are fewer (NCCL 2.30 and newer allow it with
+    NCCL_MULTI_RANK_GPU_ENABLE=1). They then show what runs and trains alike, not how fast.
+    """
+
+    def __init__(self, world_size: int, device: Literal["cpu", "cuda"], folder: Path, gpus: int | None = None) -> None:
         self.hosts = [RankHost(device, folder / f"host-{rank}") for rank in range(world_size)]
+        self._gpus = gpus or world_size
 
     def __enter__(self) -> Self:
         for host in self.hosts:
@@ -83,19 +88,23 @@ class LocalGang:
         if job.world_size != len(self.hosts):
             raise ValueError(f"the job needs {job.world_size} ranks, this gang has {len(self.hosts)}")
         state = GangState(job)
-        self.hosts[0].begin(job, place_of(0, 0, job, None, "127.0.0.1"))
+        self.hosts[0].begin(job, self.place(0, job, None))
         waiting = list(range(1, len(self.hosts)))
         while not state.complete:
             state.rendezvous = state.rendezvous or self.hosts[0].rendezvous()
             if state.rendezvous:
                 for rank in waiting:
-                    self.hosts[rank].begin(job, place_of(rank, rank, job, state.rendezvous, ""))
+                    self.hosts[rank].begin(job, self.place(rank, job, state.rendezvous))
                 waiting = []
             self._collect(state)
             if state.failed_at is not None and waiting:  # rank 0 died before anyone could meet it
                 state.reports |= {rank: RankReport(rank=rank, killed="peer") for rank in waiting}
                 waiting = []
         return state.outcome()
+
+    def place(self, rank: int, job: TrialJob, rendezvous: tuple[str, int] | None) -> RankPlace:
+        found = place_of(rank, rank % self._gpus, job, rendezvous, "127.0.0.1")
+        return found.model_copy(update={"first_on_gpu": rank < self._gpus})
 
     def _collect(self, state: GangState) -> None:
         for host in self.hosts:

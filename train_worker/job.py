@@ -52,6 +52,7 @@ class RankPlace(Noun):
     world_size: PositiveInt
     master_host: str
     master_port: int = Field(ge=0, description="0 on rank 0: pick a free one and announce it")
+    first_on_gpu: bool = Field(True, description="false: a rank of the same trial is on its GPU already")
 
 
 class Order(Noun):

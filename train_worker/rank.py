@@ -89,7 +89,8 @@ def _open_process_group(job: TrialJob, place: RankPlace, folder: Path) -> None:
 
     limit = timedelta(seconds=job.time_limit_s)
     if job.cluster.device == "cuda":
-        wait_until_free(place.local_rank)
+        if place.first_on_gpu:
+            wait_until_free(place.local_rank)
         torch.cuda.set_device(place.local_rank)
     else:
         torch.set_num_threads(1)  # ranks share the cores; measured steadier than one thread a core

@@ -93,7 +93,8 @@ RULES = (
     ),
     Rule(
         "DSP-15", BACKEND_KNOBS, _ncclep_versions, "core/transformer/moe/fused_a2a.py:650",
-        "use another dispatcher, or transformer-engine 2.17 or 2.18 (see DSP-15b) with NCCL 2.30.4 or newer",
+        "use another dispatcher (docs/expert-parallel.md has what started ncclep), or transformer-engine 2.17 or 2.18 "
+        "(see DSP-15b) with NCCL 2.30.4 or newer",
         level="first step", since="0.19",
     ),
     Rule(

@@ -16,7 +16,7 @@ from train_worker.gang import LocalGang
 from train_worker.job import TrialJob
 from train_worker.outcome import Measured, Outcome
 
-ROWS = "MOETUNE_GPU_ROWS"
+ROWS, SHARE = "MOETUNE_GPU_ROWS", "NCCL_MULTI_RANK_GPU_ENABLE"
 Run = Callable[[TrialJob], Outcome]
 
 
@@ -36,9 +36,10 @@ def arch() -> str:
 def _gang(ranks: int, folder: Path) -> Iterator[LocalGang]:
     if importlib.util.find_spec("transformer_engine") is None:
         pytest.skip("no Transformer Engine on this machine")
-    if len(gpu_names()) < ranks:
-        pytest.skip(f"fewer than {ranks} GPUs on this machine")
-    with LocalGang(ranks, "cuda", folder) as gang:
+    here = len(gpu_names())
+    if here < ranks and os.environ.get(SHARE) != "1":
+        pytest.skip(f"fewer than {ranks} GPUs on this machine; with NCCL 2.30 or newer export {SHARE}=1 to share one")
+    with LocalGang(ranks, "cuda", folder, gpus=min(here, ranks)) as gang:
         yield gang
 
 

@@ -161,9 +161,6 @@ TWO_GPUS: dict[str, Trial] = {
         OVERLAP | graphs("attn") | {"delay_wgrad_compute": True, "gradient_accumulation_fusion": True},
         ranks=2, env={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
     ),
-    "EP overlap, gradients of captured attention delayed, not fused": Trial(
-        OVERLAP | graphs("attn") | {"delay_wgrad_compute": True}, ranks=2, env={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    ),
     "uneven stages": Trial(
         {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 1}, "four layers", ranks=2
     ),

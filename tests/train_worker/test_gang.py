@@ -107,6 +107,18 @@ def alive(pid: int) -> bool:
         return False
 
 
+def test_ranks_take_fewer_gpus_in_turn(tmp_path: Path) -> None:
+    """The first on a GPU waits until it is free; those after it find it in use by their own trial."""
+    shared, apart = LocalGang(3, "cpu", tmp_path, gpus=2), LocalGang(3, "cpu", tmp_path)
+    trial = job("shared")
+    places = [shared.place(rank, trial, ("127.0.0.1", 4000)) for rank in range(3)]
+    assert [(place.rank, place.local_rank, place.first_on_gpu) for place in places] == [
+        (0, 0, True), (1, 1, True), (2, 0, False),
+    ]  # fmt: skip
+    alone = [apart.place(rank, trial, None) for rank in range(3)]
+    assert [(place.local_rank, place.first_on_gpu) for place in alone] == [(0, True), (1, True), (2, True)]
+
+
 def test_a_trial_is_measured_and_its_cost_is_complete(gang: LocalGang) -> None:
     outcome = gang.run(job("plain"))
     assert isinstance(outcome, Measured)

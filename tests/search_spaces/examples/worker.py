@@ -8,6 +8,7 @@ from search_spaces.shapes import ClusterShape
 from tests.search_spaces.cases import LAPTOP_RANKS, case, gpus
 from tests.search_spaces.examples.clusters import BLACKWELL, CUTLASS, H1, H2, H8, MLA
 from tests.search_spaces.oracle import Oracle
+from tests.search_spaces.oracle_fusions import experts_refusal
 from tests.search_spaces.oracle_latent import fused_projections, split_projections
 
 CUTEDSL, CONNECTIONS = "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -92,4 +93,6 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "RUN-21": (case(H8, **FUSED_EXPERTS), case(H8, **FUSED_EXPERTS, activation_func="squared_relu", **NOT_GATED)),
 }
 
-ORACLE: dict[str, Oracle] = {"RUN-12": fused_projections, "RUN-12b": split_projections}
+ORACLE: dict[str, Oracle] = {
+    "RUN-12": fused_projections, "RUN-12b": split_projections, "RUN-21": experts_refusal,
+}  # fmt: skip
