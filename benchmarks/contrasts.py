@@ -1,6 +1,7 @@
 """What one knob does, all others equal: matched pairs of a table's rows, as a signed gain with an interval, or a tie.
 
-A pair is two configurations that differ in one knob (and in the knobs that come and go with it). The interval is
+A pair is two configurations that differ in one knob (and in the knobs that come and go with it), measured on one
+software stack: what differs between stacks is no effect of the knob. The interval is
 Student's t over the logs of the pairs' ratios (`tuner.compare`): it holds for the mean effect over the configurations
 of the table, among which the effect may differ, and its noise is that of single trials.
 """
@@ -9,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import NamedTuple
 
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.space import SearchSpace
@@ -32,8 +34,16 @@ class Contrast:
     communication: bool = False
 
 
-def pairs(table: RecordedTable, space: SearchSpace, contrast: Contrast) -> list[tuple[str, str]]:
-    """Ids of the configurations (with the value, against it) that both have a measurement."""
+class Pair(NamedTuple):
+    """Ids of two configurations, and the digest of the fingerprint that both were measured under."""
+
+    mine: str
+    other: str
+    stack: str
+
+
+def pairs(table: RecordedTable, space: SearchSpace, contrast: Contrast) -> list[Pair]:
+    """The configurations (with the value, against it) that both have a measurement; one pair for each stack."""
     found = []
     for candidate in table.candidates:
         values = space.values(candidate)
@@ -44,8 +54,8 @@ def pairs(table: RecordedTable, space: SearchSpace, contrast: Contrast) -> list[
             continue
         if _turned(space, space.values(other), contrast, contrast.value) != candidate:
             continue  # a knob under this one is not at its default: its effect would count too
-        if all(any(table.measured_of(name)) for name in (candidate.id, other.id)):
-            found.append((candidate.id, other.id))
+        stacks = [{part.fingerprint_digest: 1 for part in table.measured_of(name)} for name in (candidate.id, other.id)]
+        found += [Pair(candidate.id, other.id, stack) for stack in stacks[0] if stack in stacks[1]]
     return found
 
 
@@ -56,9 +66,10 @@ def _turned(
     return space.canonical({**values, contrast.knob: value}) if knob.allows(value) else None
 
 
-def typical_s(table: RecordedTable, name: str) -> float:
-    """The median step time of a configuration; over its repeats the geometric mean."""
-    return math.exp(fmean(math.log(median(part.step_times_s)) for part in table.measured_of(name)))
+def typical_s(table: RecordedTable, name: str, stack: str) -> float:
+    """The median step time of a configuration on one stack; over its repeats the geometric mean."""
+    there = [part for part in table.measured_of(name) if part.fingerprint_digest == stack]
+    return math.exp(fmean(math.log(median(part.step_times_s)) for part in there))
 
 
 def said(table: RecordedTable, space: SearchSpace, contrast: Contrast, guard: Guard) -> str:
@@ -66,7 +77,7 @@ def said(table: RecordedTable, space: SearchSpace, contrast: Contrast, guard: Gu
     found = pairs(table, space, contrast)
     if not found:
         return f"{contrast.name}: no pair was measured"
-    result = compare("with", "without", [(typical_s(table, a), typical_s(table, b)) for a, b in found])
+    result = compare("with", "without", [(typical_s(table, a, on), typical_s(table, b, on)) for a, b, on in found])
     gain, low, high = (100 * (1 - ratio) for ratio in (result.ratio, result.ratio_high, result.ratio_low))
     line = f"{contrast.name}: {result.verdict}, {gain:+.1f}% [{low:+.1f}%, {high:+.1f}%] over {len(found)} pairs"
     parts = [line]
@@ -77,9 +88,9 @@ def said(table: RecordedTable, space: SearchSpace, contrast: Contrast, guard: Gu
     return "; ".join(parts)
 
 
-def _communication(table: RecordedTable, found: list[tuple[str, str]]) -> str:
+def _communication(table: RecordedTable, found: list[Pair]) -> str:
     """Milliseconds of a profiled step, by interval union, without the value and with it; means over the pairs."""
-    profiles = [(_first(table, mine).profile, _first(table, other).profile) for mine, other in found]
+    profiles = [(_first(table, mine, on).profile, _first(table, other, on).profile) for mine, other, on in found]
     whole = [(mine, other) for mine, other in profiles if mine is not None and other is not None]
     if not whole:
         return "no pair was profiled"
@@ -97,11 +108,11 @@ def _mean_ms(whole: list[tuple[StepProfile, StepProfile]], side: int, field: str
     return 1e3 * fmean(getattr(pair[side], field) for pair in whole)
 
 
-def _losses(table: RecordedTable, found: list[tuple[str, str]], guard: Guard) -> str:
+def _losses(table: RecordedTable, found: list[Pair], guard: Guard) -> str:
     """Whether each pair trains alike on the same data."""
     worst, refused = 0.0, []
-    for name, other in found:
-        mine, theirs = (_first(table, each) for each in (name, other))
+    for name, other, stack in found:
+        mine, theirs = (_first(table, each, stack) for each in (name, other))
         worst = max(worst, *(abs(a / b - 1) for a, b in zip(mine.losses, theirs.losses, strict=False)))
         judged = judge(mine, theirs, guard)
         if isinstance(judged, Diverged):
@@ -110,5 +121,6 @@ def _losses(table: RecordedTable, found: list[tuple[str, str]], guard: Guard) ->
     return f"LOSSES DIFFER: {'; '.join(refused)}" if refused else alike
 
 
-def _first(table: RecordedTable, name: str) -> Measured:
-    return next(found for row in table.by_id[name] if isinstance(found := row.recorded(), Measured))
+def _first(table: RecordedTable, name: str, stack: str) -> Measured:
+    rows = (row for row in table.by_id[name] if row.measured and row.measured.fingerprint_digest == stack)
+    return next(found for row in rows if isinstance(found := row.recorded(), Measured))

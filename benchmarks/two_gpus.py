@@ -5,7 +5,8 @@
     python -m benchmarks.two_gpus ROWS.jsonl --shape qwen3 [--seconds 900] [--list] [--summary]
 
 Rows are those of `h200_table.py`. On two GPUs of one host NVLink carries what is exchanged; CUDA's own default is 8
-hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). flex with ncclep is in the grids where `ncclep_patch.py` was applied.
+hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). flex with ncclep is in the grids where `ncclep_patch.py` was applied;
+the grids `-late` need Apex.
 """
 
 import sys
@@ -95,6 +96,8 @@ FUSED: Choices = (
     ALL | EAGER | {"gradient_accumulation_fusion": (True,), "cuda_graph_impl": ("none", "transformer_engine")}
 )
 LATE = (FUSED,)
+# ncclep needs a newer NCCL than torch's own: beside alltoall on the same one, in a grid of its own.
+NCCLEP = (ALL | NONE | {DISPATCHER: ("alltoall", "flex"), DELAY: (False,), "cuda_graph_impl": ("none",)},)
 LATE_BASELINE = BASELINE | {"gradient_accumulation_fusion": True}
 WAIVED = frozenset({"DSP-15"}) if version("megatron-core").endswith(LABEL) else frozenset[str]()
 
@@ -111,6 +114,8 @@ GRIDS = {
         grid("moonlight", MOONLIGHT, (*LATENT, ALL | MLA | APART), BASELINE),
         grid("qwen3-late", QWEN3, LATE, LATE_BASELINE),
         grid("moonlight-late", MOONLIGHT, LATE, LATE_BASELINE),
+        grid("qwen3-ncclep", QWEN3, NCCLEP, BASELINE),
+        grid("moonlight-ncclep", MOONLIGHT, NCCLEP, BASELINE),
     )
 }
 TOY: Choices = {

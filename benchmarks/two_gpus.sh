@@ -52,6 +52,10 @@ if "$python" -c "import torch, fused_weight_gradient_mlp_cuda" 2>/dev/null; then
 else
     echo "without Apex's fused_weight_gradient_mlp_cuda: delayed gradients of captured attention are left out"
 fi
+case $("$python" -c "from importlib.metadata import version; print(version('megatron-core'))") in
+*+ncclep) shapes="$shapes qwen3-ncclep moonlight-ncclep" ;;
+*) echo "with Megatron-Core as released: ncclep is left out (benchmarks/ncclep_patch.py)" ;;
+esac
 for shape in $shapes; do
     "$python" -m benchmarks.two_gpus "$folder/two_gpus_${shape//-/_}.jsonl" --shape "$shape" \
         --seconds "${SECONDS_A_SHAPE:-900}"

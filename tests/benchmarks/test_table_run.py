@@ -149,12 +149,32 @@ def test_pairs_differ_in_one_knob_and_what_hangs_on_it() -> None:
     by_id = {each.id: each for each in QWEN3.candidates}
     found = pairs(table, QWEN3.space, Contrast("", "fp8", "hybrid", None))
     assert found
-    for with_fp8, without in found:
+    for with_fp8, without, _ in found:
         mine, other = dict(by_id[with_fp8].knobs), dict(by_id[without].knobs)
         assert mine.pop("fp8_recipe") == "blockwise"
         assert (mine.pop("fp8"), other.pop("fp8")) == ("hybrid", None)
         assert mine == other
         assert not by_id[without].env
+
+
+def test_pairs_are_of_one_stack() -> None:
+    """On a newer stack everything takes twice as long: that is no effect of the knob."""
+    contrast, older = QWEN3.contrasts[0], halved(QWEN3, "none of them", None)
+    moved = []
+    for row in older.rows:
+        values = json.loads(row.line())
+        if {**row.candidate.knobs}.get(contrast.knob) == contrast.value:
+            values["fingerprint_digest"] = "another"
+        moved.append(TableRow.model_validate(values | {"step_times_s": [2 * each for each in values["step_times_s"]]}))
+    assert said(RecordedTable(moved, "rows"), QWEN3.space, contrast, Guard()).endswith("no pair was measured")
+    newer = [
+        TableRow.model_validate(json.loads(row.line()) | {"pass": 1, "repeat": None})
+        for row in moved
+        if row.measured and row.measured.fingerprint_digest == "another"
+    ]
+    both = RecordedTable([*older.rows, *newer], "rows")
+    assert len(pairs(both, QWEN3.space, contrast)) == len(pairs(older, QWEN3.space, contrast)) > 5
+    assert ": tie, " in said(both, QWEN3.space, contrast, Guard())
 
 
 def test_a_pair_that_trains_to_another_loss_is_said() -> None:
