@@ -13,6 +13,9 @@ from train_worker.profile import StepProfile
 from train_worker.timing import StepTiming
 
 
+ASKED_LATER = ("apex",)  # fields of the stack that came after fingerprints were first kept
+
+
 class Fingerprint(Noun):
     """Stack and hardware as seen on the worker. Holds no host name and no user name."""
 
@@ -29,10 +32,12 @@ class Fingerprint(Noun):
 
     @property
     def digest(self) -> str:
-        """12 hex digits: equal for equal stacks and hardware."""
+        """12 hex digits: equal for equal stacks and hardware, by whichever release of this project they were seen."""
         import hashlib
 
-        return hashlib.sha256(self.model_dump_json(exclude={"unusable"}).encode()).hexdigest()[:12]
+        newer = {name for name in ASKED_LATER if getattr(self.stack, name) is None}
+        seen = self.model_dump_json(exclude={"unusable": True, "stack": newer})
+        return hashlib.sha256(seen.encode()).hexdigest()[:12]
 
 
 class StepSample(Noun):

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from search_spaces.shapes import UNTRAINED, ModelShape, TrainingShape
+from search_spaces.shapes import UNTRAINED, ModelShape, StackVersions, TrainingShape
 from search_spaces.space import SearchSpace
 from tuner.objective import Guard
 from tuner.sweep_faults import checked
@@ -20,6 +20,7 @@ ADDED_LATER = (  # a part of the file, and a key of it that earlier ones did not
     ("training", "learning_rate_warmup_steps"),
     ("guard", "low_precision_mean_loss_relative_tolerance"),
     ("verify", "finalists"),
+    ("stack", "apex"),
 )
 
 
@@ -47,9 +48,11 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
     """
     meaning = spec.model_dump(mode="json", exclude={"name", "budget", "search", "tracking", "launch", "model", "space"})
     meaning |= {"model": model.model_dump(mode="json", exclude=set(UNTRAINED)), "space": space.digest}
-    fields = {"training": TrainingShape.model_fields, "guard": Guard.model_fields, "verify": Verify.model_fields}
+    parts = {"training": TrainingShape, "guard": Guard, "verify": Verify, "stack": StackVersions}
     for part, name in ADDED_LATER:
-        if meaning[part][name] == fields[part][name].default:  # as before the key was known: to resume runs begun then
+        if (
+            meaning[part] and meaning[part][name] == parts[part].model_fields[name].default
+        ):  # as before the key was known: to resume runs begun then
             del meaning[part][name]
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -2,6 +2,7 @@
 
 import getpass
 import importlib.metadata
+import json
 import platform
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from train_worker.environment import cpu_model_name, driver_version, fingerprint, fingerprint_apart, gpu_arch
+from train_worker.outcome import Fingerprint
 
 
 def test_cpu_fingerprint_has_the_installed_versions() -> None:
@@ -83,3 +85,16 @@ def test_gpu_arch_is_written_as_in_a_sweep_file(name: tuple[str, int, int], word
 def test_a_gpu_is_asked_in_a_process_of_its_own_and_its_absence_is_told() -> None:
     with pytest.raises(RuntimeError, match=r"(?i)nvidia|cuda"):
         fingerprint_apart("cuda")
+
+
+def test_the_digest_of_a_stack_seen_by_an_earlier_release_is_as_it_was() -> None:
+    """Or every store would say that the stack had changed."""
+    tables = Path(__file__).parents[2] / "benchmarks" / "tables"
+    lines = [line for path in tables.glob("two_gpus_*.jsonl") for line in path.read_text().splitlines()]
+    rows = [row for row in map(json.loads, lines) if "fingerprint" in row]
+    assert len(rows) > 50
+    found = [(Fingerprint.model_validate(row["fingerprint"]), row["fingerprint_digest"]) for row in rows]
+    assert all(kept.digest == digest for kept, digest in found)
+    kept, digest = found[0]
+    with_apex = kept.model_copy(update={"stack": kept.stack.model_copy(update={"apex": "0.1"})})
+    assert with_apex.digest != digest

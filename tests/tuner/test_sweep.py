@@ -257,6 +257,9 @@ def test_the_digest_of_a_file_from_before_a_key_was_known_is_as_it_was(tmp_path:
     assert load(tmp_path, GOOD + "guard: {low_precision_mean_loss_relative_tolerance: 0.03}\n").digest != "6277922cad93"
     assert load(tmp_path, GOOD + "verify: {finalists: 2}\n").digest == "6277922cad93"
     assert load(tmp_path, GOOD + "verify: {finalists: 3}\n").digest != "6277922cad93"
+    stack = "stack: {megatron_core: 0.19.2, torch: 2.11.0}\n"
+    assert load(tmp_path, GOOD + stack).digest == "a407945c9897"
+    assert load(tmp_path, GOOD + stack.replace("}", ', apex: "0.1"}')).digest != "a407945c9897"
 
 
 @pytest.mark.parametrize(
