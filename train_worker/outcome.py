@@ -12,7 +12,6 @@ from search_spaces.shapes import Noun, Routing, StackVersions
 from train_worker.profile import StepProfile
 from train_worker.timing import StepTiming
 
-
 ASKED_LATER = ("apex",)  # fields of the stack that came after fingerprints were first kept
 
 

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from search_spaces.shapes import UNTRAINED, ModelShape, StackVersions, TrainingShape
+from search_spaces.shapes import UNTRAINED, ModelShape, Noun, StackVersions, TrainingShape
 from search_spaces.space import SearchSpace
 from tuner.objective import Guard
 from tuner.sweep_faults import checked
@@ -48,7 +48,9 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
     """
     meaning = spec.model_dump(mode="json", exclude={"name", "budget", "search", "tracking", "launch", "model", "space"})
     meaning |= {"model": model.model_dump(mode="json", exclude=set(UNTRAINED)), "space": space.digest}
-    parts = {"training": TrainingShape, "guard": Guard, "verify": Verify, "stack": StackVersions}
+    parts: dict[str, type[Noun]] = {
+        "training": TrainingShape, "guard": Guard, "verify": Verify, "stack": StackVersions,
+    }  # fmt: skip
     for part, name in ADDED_LATER:
         if (
             meaning[part] and meaning[part][name] == parts[part].model_fields[name].default
