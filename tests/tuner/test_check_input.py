@@ -39,7 +39,7 @@ def refused(raw: Mapping[str, Any]) -> str:
         (case(stack={**STACK, "mcore": None}), "nothing runs without megatron_core"),
         (case(stack={**STACK, "TE": ["2.20"]}), "the version of transformer_engine is a text"),
         (case(stack={**STACK, "TE": 2.20}), "quote it"),
-        (case(stack={**STACK, "apex": "1.0"}), "known: megatron_core"),
+        (case(stack={**STACK, "flash_attn": "2.8"}), "known: megatron_core"),
         (case(framework="megatron-lmm"), "did you mean megatron-lm?"),
         (case(framework=["megatron-lm"]), "no framework"),
         (case(model="qwen3-30b"), "did you mean qwen3-30b-a3b?"),
