@@ -7,7 +7,7 @@ of the table, among which the effect may differ, and its noise is that of single
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
@@ -72,14 +72,25 @@ def typical_s(table: RecordedTable, name: str, stack: str) -> float:
     return math.exp(fmean(math.log(median(part.step_times_s)) for part in there))
 
 
+def _sides(table: RecordedTable, found: list[Pair]) -> Iterator[tuple[float, float]]:
+    """Seconds with and without, once for two configurations: over several stacks the geometric means."""
+    stacks = dict[tuple[str, str], list[str]]()
+    for mine, other, stack in found:
+        stacks.setdefault((mine, other), []).append(stack)
+    for names, there in stacks.items():
+        mine, other = (math.exp(fmean(math.log(typical_s(table, name, on)) for on in there)) for name in names)
+        yield mine, other
+
+
 def said(table: RecordedTable, space: SearchSpace, contrast: Contrast, guard: Guard) -> str:
     """One line: the gain in step time (positive: faster) with its 95% interval, and whether losses agree."""
     found = pairs(table, space, contrast)
     if not found:
         return f"{contrast.name}: no pair was measured"
-    result = compare("with", "without", [(typical_s(table, a, on), typical_s(table, b, on)) for a, b, on in found])
+    result = compare("with", "without", list(_sides(table, found)))
     gain, low, high = (100 * (1 - ratio) for ratio in (result.ratio, result.ratio_high, result.ratio_low))
-    line = f"{contrast.name}: {result.verdict}, {gain:+.1f}% [{low:+.1f}%, {high:+.1f}%] over {len(found)} pairs"
+    count = len({(mine, other) for mine, other, _ in found})
+    line = f"{contrast.name}: {result.verdict}, {gain:+.1f}% [{low:+.1f}%, {high:+.1f}%] over {count} pairs"
     parts = [line]
     if contrast.communication:
         parts.append(_communication(table, found))

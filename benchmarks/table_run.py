@@ -22,7 +22,6 @@ from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.errors import Fault, InputError
 from search_spaces.full_space import MOE_FULL
 from search_spaces.named_spaces import ENVIRONMENT_KNOBS
-from search_spaces.rules import rules_for
 from search_spaces.screen import LegalSpace, screen
 from search_spaces.shapes import ClusterShape, ModelShape, StackVersions, TrainingShape
 from search_spaces.space import SearchSpace
@@ -61,7 +60,6 @@ class Grid:
     """What is measured. `blocks`: choices of knobs, every block of the same knobs; the grid is their union.
 
     `every`: trials between two A/A repeats. `predict`: seconds one trial will take. `contrasts`: what is compared.
-    `waived`: rules that do not hold on this machine.
     """
 
     name: str
@@ -74,13 +72,10 @@ class Grid:
     predict: Callable[[Candidate], float]
     contrasts: tuple[Contrast, ...] = ()
     stack: StackVersions | None = STACK
-    waived: frozenset[str] = frozenset()
 
     def legal(self, block: Choices) -> LegalSpace:
-        """The points of one block that the rules accept, but for the waived."""
-        held = rules_for(frozenset(), self.stack.megatron_core if self.stack else None)
-        rules = [rule for rule in held if rule.id not in self.waived]
-        return screen(space_of(block), self.model, self.cluster, self.training, self.stack, rules)
+        """The points of one block that the rules accept."""
+        return screen(space_of(block), self.model, self.cluster, self.training, self.stack)
 
     @cached_property
     def space(self) -> SearchSpace:

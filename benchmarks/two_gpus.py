@@ -5,8 +5,8 @@
     python -m benchmarks.two_gpus ROWS.jsonl --shape qwen3 [--seconds 900] [--list] [--summary]
 
 Rows are those of `h200_table.py`. On two GPUs of one host NVLink carries what is exchanged; CUDA's own default is 8
-hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). flex with ncclep is in the grids where `ncclep_patch.py` was applied;
-the grids `-late` need Apex.
+hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). The grids `-ncclep` need the copy of `ncclep_patch.py` and NCCL 2.32.3,
+the grids `-late` Apex.
 """
 
 import sys
@@ -16,7 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.contrasts import Contrast
-from benchmarks.ncclep_patch import LABEL
 from benchmarks.table_run import STACK, Choices, Grid, command, listed, run, summary
 from search_spaces.candidate import Candidate, KnobValue
 from search_spaces.presets import load_model
@@ -50,7 +49,10 @@ APART: Choices = {OVERLAP: (False,)}
 
 
 def blocks(main: Choices) -> tuple[Choices, ...]:
-    """`main` with alltoall; the other dispatchers, other numbers of queues, and EP 1, where the rest is plain."""
+    """`main` with alltoall; the other dispatchers, other numbers of queues, and EP 1, where the rest is plain.
+
+    flex is refused on the stack of these grids; the tables hold rows of it that crashed, from before it was.
+    """
     return (
         main,
         main | EAGER | {QUEUES: ("1", "32")},
@@ -99,12 +101,13 @@ LATE = (FUSED,)
 # ncclep needs a newer NCCL than torch's own: beside alltoall on the same one, in a grid of its own.
 NCCLEP = (ALL | NONE | {DISPATCHER: ("alltoall", "flex"), DELAY: (False,), "cuda_graph_impl": ("none",)},)
 LATE_BASELINE = BASELINE | {"gradient_accumulation_fusion": True}
-WAIVED = frozenset({"DSP-15"}) if version("megatron-core").endswith(LABEL) else frozenset[str]()
+PATCHED = STACK.model_copy(update={"megatron_core": version("megatron-core"), "nccl": "2.32.3"})
+STACKS = {"late": STACK.model_copy(update={"apex": "0.1"}), "ncclep": PATCHED}
 
 
 def grid(name: str, model: ModelShape, found: tuple[Choices, ...], baseline: dict[str, KnobValue]) -> Grid:
-    stack = STACK.model_copy(update={"apex": "0.1"}) if found is LATE else STACK
-    return Grid(name, model, GPUS, TRAINING, found, baseline, 12, predictor(model), CONTRASTS, stack, WAIVED)
+    stack = STACKS.get(name.partition("-")[2], STACK)
+    return Grid(name, model, GPUS, TRAINING, found, baseline, 12, predictor(model), CONTRASTS, stack)
 
 
 GRIDS = {

@@ -31,7 +31,8 @@ class Fingerprint(Noun):
 
     @property
     def digest(self) -> str:
-        """12 hex digits: equal for equal stacks and hardware, by whichever release of this project they were seen."""
+        """12 hex digits: equal for equal stacks and hardware; also to one that an earlier release of this project saw,
+        unless there is a package that it did not ask for."""
         import hashlib
 
         newer = {name for name in ASKED_LATER if getattr(self.stack, name) is None}

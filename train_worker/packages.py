@@ -30,13 +30,15 @@ class Package(NamedTuple):
 
 
 # As megatron/core 0.19.2 imports them: transformer/moe/fused_a2a.py:11,271,610, extensions/transformer_engine.py and
-# tensor_parallel/layers.py:51 (Apex builds a module of its own for it, which others build alone).
+# tensor_parallel/layers.py:51,680,684 (Apex builds a module of its own for it, which others build alone).
 # There are wheels of DeepEP without EventOverlap; Megatron then says that DeepEP is not installed.
 PACKAGES = (
     Package("transformer_engine", "transformer_engine.pytorch"),
     Package("deep_ep", "deep_ep", ("Buffer", "deep_ep.utils:EventHandle", "deep_ep.utils:EventOverlap")),
     Package("hybrid_ep", "deep_ep", ("HybridEPBuffer",)),
-    Package("apex", "fused_weight_gradient_mlp_cuda", ("wgrad_gemm_accum_fp32",), "torch", "apex"),
+    Package(
+        "apex", "fused_weight_gradient_mlp_cuda", ("wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16"), "torch", "apex"
+    ),
 )
 
 

@@ -121,8 +121,10 @@ def _kernel_unsaid(case: Case) -> str | None:
 
 
 def _accumulation(case: Case) -> str | None:
-    wrong = case.on(ACCUMULATE) and case.stack is not None and case.stack.apex is None
-    return f"{ACCUMULATE} needs Apex's fused_weight_gradient_mlp_cuda, which the workers lack" if wrong else None
+    """Megatron-LM asks for it where it is not told otherwise (`--no-gradient-accumulation-fusion`)."""
+    asked = case.on(ACCUMULATE) or (case.knobs.get(ACCUMULATE) is None and bool(case.launchers & LM))
+    wrong = asked and case.stack is not None and case.stack.apex is None
+    return f"{ACCUMULATE} needs Apex's fused_weight_gradient_mlp_cuda, which the stack lacks" if wrong else None
 
 
 def _dropout(case: Case) -> str | None:
@@ -224,7 +226,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "FUS-12", frozenset({ACCUMULATE}), _accumulation, "core/tensor_parallel/layers.py:1070: the output layer",
-        f"install Apex there, name it in the stack, or set {ACCUMULATE} to false", level="build",
+        f"set {ACCUMULATE} to false, or install Apex and name it in the stack", level="build",
     ),
     Rule(
         "TRAP-18", frozenset({GROUPED, IMPLEMENTATION}), _one_by_one, "core/models/backends.py:129",

@@ -34,7 +34,7 @@ KNOWN = {
     "transformer_engine": Known((1, 0), (2, 20), bounded=True),
     "torch": Known((2, 4), (2, 12), bounded=True),
     "cuda": Known((12, 0), (13, 3), bounded=True),
-    "nccl": Known((2, 18), (2, 31), bounded=True),
+    "nccl": Known((2, 18), (2, 32), bounded=True),
 }
 
 

@@ -247,11 +247,11 @@ RULES = (
     Rule(
         "RUN-20", GRAPHS | {DELAY_WGRAD, SHARED_OVERLAP, ACCUMULATE}, _late_in_graph,
         "seen with two ranks on one H200 (transformer-engine 2.20.2): the losses are 2.4 to 4.7% off from the first "
-        "replay on; the launchers ask for the same", f"set {ACCUMULATE} to true, or capture other modules",
+        "replay on; Bridge asks for the same", f"set {ACCUMULATE} to true, or capture other modules",
         "first step",
     ),
     Rule(
         "RUN-21", KERNEL, _fused_experts, "core/transformer/moe/experts.py:395; seen on one H200",
-        f"set {FUSER} to false", "build", since="0.19.0",
+        f"set {FUSER} to false", "build",
     ),
 )  # fmt: skip

@@ -174,6 +174,14 @@ def test_pairs_are_of_one_stack() -> None:
     ]
     both = RecordedTable([*older.rows, *newer], "rows")
     assert len(pairs(both, QWEN3.space, contrast)) == len(pairs(older, QWEN3.space, contrast)) > 5
+    whole = [row for row in older.rows if row.repeat is None]
+    again = [json.loads(row.line()) | {"pass": 1, "fingerprint_digest": "another"} for row in whole]
+    twice = RecordedTable([*older.rows, *map(TableRow.model_validate, again)], "rows")
+    assert len(pairs(twice, QWEN3.space, contrast)) > len(pairs(older, QWEN3.space, contrast))
+    assert (
+        said(twice, QWEN3.space, contrast, Guard()).split(";")[0]
+        == said(older, QWEN3.space, contrast, Guard()).split(";")[0]
+    )  # the same again on another stack is no more evidence of the knob
     assert ": tie, " in said(both, QWEN3.space, contrast, Guard())
 
 

@@ -26,7 +26,7 @@ from tests.gpu.trials import (
 from tests.search_spaces.oracle_worker import Judge, worker
 
 STACK = StackVersions(
-    megatron_core="0.19.2", torch="2.11.0+cu130", transformer_engine="2.20.2", nccl="2.28.9", cuda="13.0"
+    megatron_core="0.19.2", torch="2.11.0+cu130", transformer_engine="2.20.2", nccl="2.28.9", cuda="13.0", apex="0.1"
 )
 ARCH = "H200 sm_90"
 ALL = ONE_GPU | TWO_GPUS | {f"guard {name}": Trial(knobs, env=env) for name, (knobs, env) in HONEST.items()}

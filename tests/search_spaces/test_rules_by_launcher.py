@@ -55,6 +55,29 @@ def test_the_gates_of_late_gradients_disagree(engine: str, fused: bool, expected
     assert refusing("OVL-17", made) == expected
 
 
+def test_megatron_lm_wants_apex_unless_it_is_told_otherwise() -> None:
+    """Bridge looks whether it is there before it switches the fusion on."""
+    absent = {"apex": None}
+    assert refusing("FUS-12", each(absent)) == {"megatron-lm"}
+    assert refusing("FUS-12", each(absent, gradient_accumulation_fusion=True)) == set(EVERY)
+    assert refusing("FUS-12", each(absent, gradient_accumulation_fusion=False)) == set()
+    assert refusing("FUS-12", each()) == set()
+
+
+@pytest.mark.parametrize(
+    ("core", "engine", "nccl", "starts"),
+    [
+        ("0.19.2", "2.20.2", "2.32.3", False), ("0.19.2", "2.18.0", "2.30.4", True),
+        ("0.19.2+ncclep", "2.20.2", "2.32.3", True), ("0.19.2+ncclep", "2.20.2", "2.30.7", False),
+        ("0.19.2+ncclep", "2.18.0", "2.32.3", False),
+    ],
+)  # fmt: skip
+def test_ncclep_starts_on_the_stacks_it_was_seen_on(core: str, engine: str, nccl: str, starts: bool) -> None:
+    stack = {"megatron_core": core, "transformer_engine": engine, "nccl": nccl}
+    made = case(H8, dispatcher="flex", backend="ncclep", ep=8, moe_expert_rank_capacity_factor=2.0, stack=stack)
+    assert (BY_ID["DSP-15"].refusal(made) is None) == starts
+
+
 def test_reduced_late_gradients_need_a_newer_engine_with_megatron_lm() -> None:
     made = each({"transformer_engine": "2.7.0"}, **OVERLAP, delay=True, overlap_grad_reduce=True)
     assert refusing("OVL-15", made) == {"megatron-lm"}

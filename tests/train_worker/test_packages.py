@@ -53,7 +53,11 @@ def test_the_main_branch_has_no_hybrid_buffer(add: Add) -> None:
 def test_apex_counts_by_the_kernel_that_megatron_takes_from_it(add: Add) -> None:
     assert asked()["apex"] == Usable(None)
     torch_first = "import sys\nassert 'torch' in sys.modules\n"
-    add("fused_weight_gradient_mlp_cuda", {"__init__": f"{torch_first}def wgrad_gemm_accum_fp32(): ..."})
+    half = f"{torch_first}def wgrad_gemm_accum_fp32(): ...\n"
+    add("fused_weight_gradient_mlp_cuda", {"__init__": half})
+    assert "wgrad_gemm_accum_fp16" in asked()["apex"].why  # what it takes where gradients are not in fp32
+    module = Path(sys.path[0]) / "fused_weight_gradient_mlp_cuda" / "__init__.py"
+    module.write_text(f"{half}def wgrad_gemm_accum_fp16(): ...\n")
     assert asked()["apex"] == Usable("unknown")
     add("apex-0.1.dist-info", {"METADATA": ""})
     metadata = Path(sys.path[0]) / "apex-0.1.dist-info" / "METADATA"

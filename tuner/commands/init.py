@@ -73,7 +73,7 @@ tracking:
 # stack:
 #   megatron_core: 0.19.2
 #   torch: 2.11.0+cu130
-#   transformer_engine: 2.20.2
+#   transformer_engine: 2.20.2 # a package that is not named counts as not installed
 
 seed: 1
 """
