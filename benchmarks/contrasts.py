@@ -54,8 +54,9 @@ def pairs(table: RecordedTable, space: SearchSpace, contrast: Contrast) -> list[
             continue
         if _turned(space, space.values(other), contrast, contrast.value) != candidate:
             continue  # a knob under this one is not at its default: its effect would count too
-        stacks = [{part.fingerprint_digest: 1 for part in table.measured_of(name)} for name in (candidate.id, other.id)]
-        found += [Pair(candidate.id, other.id, stack) for stack in stacks[0] if stack in stacks[1]]
+        there = {part.fingerprint_digest for part in table.measured_of(other.id)}
+        mine = dict.fromkeys(part.fingerprint_digest for part in table.measured_of(candidate.id))
+        found += [Pair(candidate.id, other.id, stack) for stack in mine if stack in there]
     return found
 
 
@@ -87,10 +88,10 @@ def said(table: RecordedTable, space: SearchSpace, contrast: Contrast, guard: Gu
     found = pairs(table, space, contrast)
     if not found:
         return f"{contrast.name}: no pair was measured"
-    result = compare("with", "without", list(_sides(table, found)))
+    sides = list(_sides(table, found))
+    result = compare("with", "without", sides)
     gain, low, high = (100 * (1 - ratio) for ratio in (result.ratio, result.ratio_high, result.ratio_low))
-    count = len({(mine, other) for mine, other, _ in found})
-    line = f"{contrast.name}: {result.verdict}, {gain:+.1f}% [{low:+.1f}%, {high:+.1f}%] over {count} pairs"
+    line = f"{contrast.name}: {result.verdict}, {gain:+.1f}% [{low:+.1f}%, {high:+.1f}%] over {len(sides)} pairs"
     parts = [line]
     if contrast.communication:
         parts.append(_communication(table, found))

@@ -14,7 +14,9 @@ import shutil
 from importlib.metadata import distribution
 from pathlib import Path
 
-LABEL, PLACE = "ncclep", Path("megatron/core/transformer/moe")
+from search_spaces.rules.ncclep import PATCHED
+
+PLACE = Path("megatron/core/transformer/moe")
 # file in PLACE -> (as it is, as it must be), each exactly once
 EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "fused_a2a.py": (
@@ -81,7 +83,7 @@ def copy_to(folder: Path) -> str:
     Raises ValueError where it is not Megatron-Core 0.19.2 as released, and FileExistsError where there is a copy.
     """
     installed = distribution("megatron-core")
-    version = f"{installed.version}+{LABEL}"
+    version = f"{installed.version}{PATCHED}"
     root = Path(str(installed.locate_file("")))
     texts = {name: patched((root / PLACE / name).read_text(encoding="utf-8"), edits) for name, edits in EDITS.items()}
     shutil.copytree(root / "megatron", folder / "megatron", ignore=shutil.ignore_patterns("__pycache__"))

@@ -150,6 +150,9 @@ class TrainingShape(Noun):
         return self.warmup_steps + (self.min_measured_steps or self.measured_steps)
 
 
+STACK_ADDED_LATER = ("apex",)  # fields of the stack that came after digests of it were first kept
+
+
 class StackVersions(Noun):
     """Versions of the software on the *target* workers, which need not be the controller's. None: not installed."""
 

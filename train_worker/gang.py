@@ -49,7 +49,9 @@ class GangState:
         return combine(list(self.reports.values()), self.job.time_limit_s)
 
 
-def place_of(rank: int, local_rank: int, job: TrialJob, rendezvous: tuple[str, int] | None, host: str) -> RankPlace:
+def place_of(
+    rank: int, local_rank: int, job: TrialJob, rendezvous: tuple[str, int] | None, host: str, first_on_gpu: bool = True
+) -> RankPlace:
     """A rank's place; rank 0 gets port 0 (it picks one), the others the announced one."""
     master_host, master_port = rendezvous or (host, 0)
     return RankPlace(
@@ -58,6 +60,7 @@ def place_of(rank: int, local_rank: int, job: TrialJob, rendezvous: tuple[str, i
         world_size=job.world_size,
         master_host=master_host,
         master_port=master_port,
+        first_on_gpu=first_on_gpu,
     )
 
 
@@ -103,8 +106,7 @@ class LocalGang:
         return state.outcome()
 
     def place(self, rank: int, job: TrialJob, rendezvous: tuple[str, int] | None) -> RankPlace:
-        found = place_of(rank, rank % self._gpus, job, rendezvous, "127.0.0.1")
-        return found.model_copy(update={"first_on_gpu": rank < self._gpus})
+        return place_of(rank, rank % self._gpus, job, rendezvous, "127.0.0.1", first_on_gpu=rank < self._gpus)
 
     def _collect(self, state: GangState) -> None:
         for host in self.hosts:

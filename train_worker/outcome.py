@@ -8,11 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from search_spaces.candidate import KnobValue
-from search_spaces.shapes import Noun, Routing, StackVersions
+from search_spaces.shapes import STACK_ADDED_LATER, Noun, Routing, StackVersions
 from train_worker.profile import StepProfile
 from train_worker.timing import StepTiming
-
-ASKED_LATER = ("apex",)  # fields of the stack that came after fingerprints were first kept
 
 
 class Fingerprint(Noun):
@@ -35,7 +33,7 @@ class Fingerprint(Noun):
         unless there is a package that it did not ask for."""
         import hashlib
 
-        newer = {name for name in ASKED_LATER if getattr(self.stack, name) is None}
+        newer = {name for name in STACK_ADDED_LATER if getattr(self.stack, name) is None}
         seen = self.model_dump_json(exclude={"unusable": True, "stack": newer})
         return hashlib.sha256(seen.encode()).hexdigest()[:12]
 

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from search_spaces.shapes import UNTRAINED, ModelShape, Noun, StackVersions, TrainingShape
+from search_spaces.shapes import STACK_ADDED_LATER, UNTRAINED, ModelShape, Noun, StackVersions, TrainingShape
 from search_spaces.space import SearchSpace
 from tuner.objective import Guard
 from tuner.sweep_faults import checked
@@ -20,7 +20,7 @@ ADDED_LATER = (  # a part of the file, and a key of it that earlier ones did not
     ("training", "learning_rate_warmup_steps"),
     ("guard", "low_precision_mean_loss_relative_tolerance"),
     ("verify", "finalists"),
-    ("stack", "apex"),
+    *(("stack", name) for name in STACK_ADDED_LATER),
 )
 
 
@@ -51,10 +51,8 @@ def meaning_digest(spec: SweepSpec, model: ModelShape, space: SearchSpace) -> st
     parts: dict[str, type[Noun]] = {
         "training": TrainingShape, "guard": Guard, "verify": Verify, "stack": StackVersions,
     }  # fmt: skip
-    for part, name in ADDED_LATER:
-        if (
-            meaning[part] and meaning[part][name] == parts[part].model_fields[name].default
-        ):  # as before the key was known: to resume runs begun then
+    for part, name in ADDED_LATER:  # at its default as before the key was known: to resume runs begun then
+        if meaning[part] and meaning[part][name] == parts[part].model_fields[name].default:
             del meaning[part][name]
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -3,9 +3,9 @@
 from search_spaces.rules.hybridep import BACKEND, BACKEND_KNOBS, DISPATCHER, backend
 from search_spaces.rules.rule import Case, Rule
 from search_spaces.rules.versions import older
-from search_spaces.shapes import StackVersions
 
 CAPACITY, FUSER, GROUPED = "moe_expert_rank_capacity_factor", "use_transformer_engine_op_fuser", "moe_grouped_gemm"
+PATCHED = "+ncclep"  # ends the version of Megatron-Core's copy that benchmarks/ncclep_patch.py makes
 STATIC, ZERO_COPY, CUTEDSL = "moe_ncclep_static_shape", "moe_ncclep_zero_copy", "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
 
 
@@ -48,16 +48,12 @@ def _zero_copy(case: Case) -> str | None:
     return f"{ZERO_COPY} without {STATIC}" if wrong else None
 
 
-def _patched(stack: StackVersions) -> bool:
-    """Whether it is the copy of `benchmarks/ncclep_patch.py`, which calls itself "0.19.2+ncclep"."""
-    return stack.megatron_core.endswith("+ncclep")
-
-
 def _ncclep_versions(case: Case) -> str | None:
     if case.stack is None or backend(case) != "ncclep":
         return None
     engine, nccl = case.stack.transformer_engine, case.stack.nccl
-    first, last, least = ("2.19", "2.21", "2.32.3") if _patched(case.stack) else ("2.17", "2.19", "2.30.4")
+    patched = case.stack.megatron_core.endswith(PATCHED)
+    first, last, least = ("2.19", "2.21", "2.32.3") if patched else ("2.17", "2.19", "2.30.4")
     works = engine is not None and not older(engine, first) and older(engine, last)
     works = works and not (nccl is not None and older(nccl, least))
     return None if works else f"ncclep does not start with transformer-engine {engine} and NCCL {nccl}"

@@ -22,6 +22,7 @@ from tracking.mlflow_view import MlflowView
 from tracking.record import RuleCount, Screened, SweepStarted
 from tracking.screening import same_screening
 from tracking.uri import resolve_uri, without_uri_secrets
+from train_worker.packages import PACKAGES
 from tuner.begin import begun, refuse_second, resumed
 from tuner.cpu_memory import Shortage, shortage_of
 from tuner.objective import score
@@ -115,7 +116,7 @@ def _words(software: StackVersions) -> str:
     """What a person compares: the versions that are known, and the rest as missing."""
     named = {name: version for name, version in software.model_dump().items() if not name.startswith("megatron_")}
     there = [f"{name} {version}" for name, version in named.items() if version]
-    missing = [name for name in ("transformer_engine", "deep_ep", "hybrid_ep", "apex") if not named[name]]
+    missing = [each.word for each in PACKAGES if not named[each.word]]
     without = f"; without {', '.join(missing)}" if missing else ""
     return f"megatron_core {software.megatron_core}, {', '.join(there)}{without}"
 
